@@ -1,0 +1,38 @@
+"""Backends by name. Each is made once a process, on first use; a forked child makes its own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+
+from sandbox_gym.api import Backend
+
+_PATHS = {"native": "sandbox_gym.backends.native.client:NativeBackend"}
+_made: dict[tuple[int, str], Backend] = {}
+_lock = threading.Lock()
+
+
+def get(name: str) -> Backend:
+    """Raises ValueError for an unknown name, BackendUnavailable where the machine can't do it."""
+    if name not in _PATHS:
+        raise ValueError(f"no backend {name!r}: choose from {', '.join(sorted(_PATHS))}")
+    with _lock:
+        key = os.getpid(), name
+        if key not in _made:
+            module, _, attribute = _PATHS[name].partition(":")
+            _made[key] = getattr(importlib.import_module(module), attribute)()
+        return _made[key]
+
+
+def forget(name: str) -> None:
+    """The next `get` starts afresh: for a backend whose supervisor has died."""
+    with _lock:
+        _made.pop((os.getpid(), name), None)
+
+
+def shut_down() -> None:
+    """Ends every backend of this process and all their sandboxes, and waits until they are gone."""
+    with _lock:
+        for key in [key for key in _made if key[0] == os.getpid()]:
+            _made.pop(key).close()

@@ -1,0 +1,164 @@
+"""cpu, memory and pids limits through control groups: v2 where it has the controllers, else v1 (cgroups(7)).
+
+Each supervisor has a folder `sandbox-gym-<id>` in every hierarchy it uses and one group below it for each sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox_gym.api import Limits
+
+LIMITS = {"cpus": "cpu", "memory": "memory", "pids": "pids"}  # the limit that each controller enforces
+CONTROLLERS = tuple(LIMITS.values())
+PREFIX = "sandbox-gym-"
+_PERIOD = 100_000  # microseconds, the kernel's default scheduling period
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """Where a supervisor may make groups. `roots` maps a controller to a folder; v2 has one folder for all."""
+
+    version: int
+    roots: dict[str, Path]
+
+
+def find() -> Hierarchy:
+    """What this process may use. Empty roots where it may use nothing (an ordinary user without delegation)."""
+    v2 = _find_v2()
+    if v2:
+        return Hierarchy(2, dict.fromkeys(CONTROLLERS, v2))
+    roots = {}
+    for controller in CONTROLLERS:
+        root = Path("/sys/fs/cgroup") / controller
+        if (root / "cgroup.procs").exists() and os.access(root, os.W_OK):
+            roots[controller] = root
+    return Hierarchy(1, roots)
+
+
+def _find_v2() -> Path | None:
+    root = Path("/sys/fs/cgroup")
+    if not (root / "cgroup.controllers").exists():
+        return None
+    own = root
+    if os.geteuid() != 0:  # an ordinary user may only use what was delegated: its own group's parent
+        with open("/proc/self/cgroup") as lines:
+            path = next((line.split("::", 1)[1].strip() for line in lines if line.startswith("0::")), "/")
+        own = (root / path.lstrip("/")).parent
+    try:
+        available = (own / "cgroup.controllers").read_text().split()
+        if not set(CONTROLLERS) <= set(available) or not os.access(own, os.W_OK):
+            return None
+        _write(own / "cgroup.subtree_control", " ".join(f"+{name}" for name in CONTROLLERS))
+    except OSError:
+        return None
+    return own
+
+
+class Groups:
+    """The groups of one supervisor."""
+
+    def __init__(self, hierarchy: Hierarchy, supervisor_id: str) -> None:
+        self.version = hierarchy.version
+        self.folders = [root / f"{PREFIX}{supervisor_id}" for root in dict.fromkeys(hierarchy.roots.values())]
+        self._controllers = hierarchy.roots
+        self._name = f"{PREFIX}{supervisor_id}"
+        for folder in self.folders:
+            folder.mkdir(exist_ok=True)
+            if self.version == 2:
+                _write(folder / "cgroup.subtree_control", " ".join(f"+{name}" for name in CONTROLLERS))
+
+    def make(self, name: str, limits: Limits) -> Group:
+        group = Group(self.version, {c: root / self._name / name for c, root in self._controllers.items()})
+        group.make(limits)
+        return group
+
+
+class Group:
+    """One sandbox's group in each hierarchy."""
+
+    def __init__(self, version: int, folders: dict[str, Path]) -> None:
+        self._version = version
+        self._by_controller = folders
+        self._folders = list(dict.fromkeys(folders.values()))
+
+    def make(self, limits: Limits) -> None:
+        for folder in self._folders:
+            folder.mkdir()
+        if limits.pids is not None:
+            self._set("pids", "pids.max", str(limits.pids + 1))  # the guest's own process is not the user's
+        if limits.memory_bytes is not None:
+            self._set("memory", "memory.max" if self._version == 2 else "memory.limit_in_bytes", str(limits.memory_bytes))
+            if self._version == 2:
+                self._set("memory", "memory.swap.max", "0", optional=True)
+        if limits.cpus is not None:
+            quota = max(1000, int(limits.cpus * _PERIOD))
+            if self._version == 2:
+                self._set("cpu", "cpu.max", f"{quota} {_PERIOD}")
+            else:
+                self._set("cpu", "cpu.cfs_quota_us", str(quota))
+
+    def add(self, pid: int) -> None:
+        for folder in self._folders:
+            _write(folder / "cgroup.procs", str(pid))
+
+    def members(self) -> list[int]:
+        """The processes in the group; empty when nothing can tell."""
+        for folder in self._folders[:1]:
+            return [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+        return []
+
+    def oom_kills(self) -> int:
+        memory = self._by_controller.get("memory")
+        if memory is None:
+            return 0
+        name = "memory.events" if self._version == 2 else "memory.oom_control"
+        try:
+            for line in (memory / name).read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        except FileNotFoundError:  # the group is already gone
+            pass
+        return 0
+
+    def memory_bytes(self) -> int:
+        memory = self._by_controller.get("memory")
+        if memory is None:
+            return 0
+        name = "memory.current" if self._version == 2 else "memory.usage_in_bytes"
+        try:
+            return int((memory / name).read_text())
+        except FileNotFoundError:
+            return 0
+
+    def remove(self) -> bool:
+        """False when a process is still leaving it: call again."""
+        for folder in list(self._folders):
+            try:
+                os.rmdir(folder)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                return False
+            self._folders.remove(folder)
+        return True
+
+    def _set(self, controller: str, file: str, value: str, optional: bool = False) -> None:
+        folder = self._by_controller.get(controller)
+        if folder is None:
+            return
+        try:
+            _write(folder / file, value)
+        except FileNotFoundError:
+            if not optional:
+                raise
+
+
+def _write(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

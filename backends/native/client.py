@@ -1,0 +1,223 @@
+"""The client's side of the native backend: starts the supervisor once, asks it for sandboxes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sandbox_gym
+from sandbox_gym import errors
+from sandbox_gym.api import Live, SandboxSpec, Taken
+from sandbox_gym.channel import Channel
+
+from . import protocol, registry
+
+_BATCH = 64  # descriptors that one message carries
+_START_TIMEOUT = 30.0
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from sandbox_gym.backends.native.launch import main; main()"
+
+
+class NativeBackend:
+    """See `sandbox_gym.api.Backend`. One instance a process; a forked child gets its own supervisor."""
+
+    name = "native"
+
+    def __init__(self) -> None:
+        self._folder = registry.make_folder()
+        self._pid = os.getpid()
+        self._idle: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._warned = False
+        self._unreferenced: deque[str] = deque()  # snapshots whose last handle was garbage: released with the next request
+        self._lifeline, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._process = self._start(theirs)
+            self._await_supervisor()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+
+    def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        root = str(Path(sandbox_gym.__file__).parent.parent)
+        cap = os.environ.get("SANDBOX_GYM_MAX_SANDBOXES", "1024")
+        # exec, never fork: a client may hold threads, CUDA, Ray. -S -I: nothing of its environment comes along.
+        command = [sys.executable, "-I", "-S", "-c", _BOOT.format(root=root), str(theirs.fileno())]
+        return subprocess.Popen(
+            [*command, str(self._folder), cap],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    def _await_supervisor(self) -> None:
+        self._lifeline.settimeout(_START_TIMEOUT)
+        try:
+            message = json.loads(self._lifeline.recv(1 << 16) or b'{"error": "the supervisor ended at once"}')
+        except TimeoutError:
+            message = {"error": f"the supervisor did not start within {_START_TIMEOUT} s"}
+        if "error" in message:
+            raise errors.BackendUnavailable(f"the native backend can't start: {message['error']}")
+        self.disk = message["disk"]
+
+    # ---- Backend --------------------------------------------------------------------------------------------------
+
+    def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
+        if spec.rootfs is None:
+            spec = dataclasses.replace(spec, python_path=python_path())
+        request = {"op": "create", "spec": protocol.spec_to_json(spec), "name": name, "timeout": timeout}
+        message, fds = self._ask(request, timeout)
+        self._warn(spec, message["unenforced"])
+        return _lives(message, fds)[0]
+
+    def snapshot(self, live: Live, *, keep: bool, timeout: float) -> Taken:
+        message, fds = self._ask({"op": "snapshot", "id": live.id, "keep": keep, "timeout": timeout}, timeout)
+        if keep:
+            live.channel.replace(socket.socket(fileno=fds[0]))
+        else:
+            live.channel.close()
+        return Taken(message["id"], message["engine"], message["why"], message["depth_left"])
+
+    def restore(
+        self, snapshot_id: str, *, names: Sequence[str | None], timeout: float, replace: Live | None = None
+    ) -> list[Live]:
+        made: list[Live] = []
+        try:
+            for start in range(0, len(names), _BATCH):
+                batch = list(names[start : start + _BATCH])
+                request = {"op": "restore", "snapshot": snapshot_id, "names": batch, "timeout": timeout}
+                request["replace"] = replace.id if replace is not None else None
+                made += _lives(*self._ask(request, timeout))
+        except BaseException:
+            for live in made:
+                self.terminate(live)
+            raise
+        return made
+
+    def release(self, snapshot_id: str) -> None:
+        self._ask({"op": "release", "snapshot": snapshot_id}, 30.0)
+
+    def release_later(self, snapshot_id: str) -> None:
+        self._unreferenced.append(snapshot_id)
+
+    def terminate(self, live: Live, reason: str | None = None) -> None:
+        live.channel.close()
+        self._ask({"op": "terminate", "id": live.id, "reason": reason}, 30.0)
+
+    def interrupt(self, live: Live) -> None:
+        self._ask({"op": "interrupt", "id": live.id}, 30.0)
+
+    def death(self, live: Live) -> str:
+        return str(self._ask({"op": "death", "id": live.id}, 30.0)[0]["reason"])
+
+    def usage(self, node_id: str) -> dict[str, int]:
+        return self._ask({"op": "usage", "id": node_id}, 30.0)[0]
+
+    def list(self) -> list[dict[str, Any]]:
+        with self._connection(30.0) as sock:
+            return registry.rows(sock)
+
+    def close(self) -> None:
+        """Ends the supervisor and with it every sandbox. Idempotent; returns when all is cleared."""
+        self._lifeline.close()
+        if os.getpid() != self._pid:
+            return
+        process = getattr(self, "_process", None)
+        if process is not None:
+            process.wait(timeout=30)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- the supervisor's socket ------------------------------------------------------------------------------------
+
+    def _ask(self, request: dict[str, Any], timeout: float) -> tuple[dict[str, Any], list[int]]:
+        """One request, one reply. The supervisor keeps the deadline; the margin only catches one that hangs."""
+        with self._connection(timeout + 10.0) as sock:
+            while self._unreferenced:
+                protocol.send(sock, {"op": "release", "snapshot": self._unreferenced.popleft()})
+                protocol.receive(sock)
+            protocol.send(sock, request)
+            message, fds = protocol.receive(sock)
+        if "error" in message:
+            for fd in fds:
+                os.close(fd)
+            raise getattr(errors, message["error"])(message["message"])
+        return message, fds
+
+    @contextmanager
+    def _connection(self, timeout: float) -> Iterator[socket.socket]:
+        """A connection of this thread's own while it lasts; one that failed is not used again."""
+        with self._lock:
+            sock = self._idle.pop() if self._idle else None
+        try:
+            if sock is None:
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                sock.connect(str(self._folder / "socket"))
+            sock.settimeout(timeout)
+            yield sock
+        except TimeoutError:
+            _close(sock)
+            raise errors.SandboxTimeout(f"the supervisor did not answer within {timeout} s") from None
+        except (EOFError, OSError) as error:
+            _close(sock)
+            raise errors.SandboxDied(f"the supervisor of this process's sandboxes is gone ({error})") from None
+        except BaseException:
+            _close(sock)
+            raise
+        with self._lock:
+            self._idle.append(sock)
+
+    def _warn(self, spec: SandboxSpec, unenforced: Sequence[str]) -> None:
+        limits = {"cpus": spec.limits.cpus, "memory": spec.limits.memory_bytes, "pids": spec.limits.pids}
+        missing = [name for name in unenforced if limits[name] is not None]
+        if missing and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"default limits not enforced for this user: {', '.join(missing)} (no writable control group). "
+                "Asking for one explicitly is an error; see `sandbox-gym doctor`",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+
+def python_path() -> list[str]:
+    """What of this process's sys.path the guest gets too: installed folders and PYTHONPATH. Never the script's folder,
+    the working directory or anything above a home folder: those may hold secrets (pass `mounts=` for code of yours).
+    """
+    home = os.path.expanduser("~")
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = os.path.dirname(os.path.abspath(main_file)) if main_file else os.getcwd()
+    found: list[str] = []
+    for entry in sys.path:
+        path = os.path.realpath(entry)
+        above_home = home == path or home.startswith(path.rstrip("/") + "/")
+        implicit = path == os.path.realpath(script) and sys.path.count(entry) == 1
+        if entry and os.path.isdir(path) and not above_home and not implicit and entry not in found:
+            found.append(entry)
+    return found
+
+
+def _lives(message: dict[str, Any], fds: list[int]) -> list[Live]:
+    return [
+        Live(row["id"], row["name"], Channel(socket.socket(fileno=fd), row["name"]))
+        for row, fd in zip(message["sandboxes"], fds, strict=True)
+    ]
+
+
+def _close(sock: socket.socket | None) -> None:
+    if sock is not None:
+        sock.close()

@@ -1,0 +1,167 @@
+"""Sandboxes in the making: the disk, the socket and the limits go ahead, the guest comes, then the client hears of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sandbox_gym.guest import syscalls, wire
+from sandbox_gym.guest.wire import HEADER, Op, Status
+
+from . import overlay
+from .cgroups import Groups
+from .disk import Store
+from .node import Family, Node
+from .spawn import Order, spawn
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class CopyFailed(Exception):
+    """A guest did not come to be; the message says why."""
+
+
+@dataclass(eq=False)
+class Expected:
+    """A node whose guest has not announced itself yet. `done` is called once, with the failure or None."""
+
+    node: Node
+    source: Node | None
+    done: Callable[[Expected, CopyFailed | None], None]
+    deadline: float
+
+
+class Maker:
+    """Makes the parts that every new guest needs, in one place for first guests and copies."""
+
+    def __init__(self, store: Store, groups: Groups, userns_fd: int, owner: int) -> None:
+        self.store = store
+        self.groups = groups
+        self._userns_fd = userns_fd
+        self._owner = owner
+        self._count = 0
+
+    def first(self, family: Family, name: str | None) -> Node:
+        """Starts a family's first guest. Raises OSError."""
+        node, theirs, root = self._parts(family, None, name)
+        attached = attach(family)
+        spec, rootfs = family.spec, family.rootfs
+        try:
+            spawn(
+                Order(
+                    self._userns_fd, root, attached, theirs.fileno(), rootfs.python, rootfs.path, dict(spec.env), "sandbox"
+                )
+            )
+        except OSError:
+            self.discard(node)
+            raise
+        finally:
+            theirs.close()
+            _close(root, attached)
+        return node
+
+    def copy(self, source: Node, name: str | None) -> Node:
+        """Asks a guest to clone itself. Raises OSError, CopyFailed."""
+        source.freeze_disk()
+        node, theirs, root = self._parts(source.family, source, name)
+        attached = attach(source.family)
+        targets = [target for _, target in attached]
+        meta = wire.encode({"attach": targets})[0] if targets else b""
+        try:
+            control = wire.Connection(source.control, takes_fds=False)
+            control.send(Op.CLONE, 0, 0, meta, fds=[theirs.fileno(), root, *(fd for fd, _ in attached)])
+        except OSError as error:
+            self.discard(node)
+            raise CopyFailed(f"the origin's process is gone ({error.strerror})") from None
+        finally:
+            theirs.close()
+            _close(root, attached)
+        return node
+
+    def _parts(self, family: Family, source: Node | None, name: str | None) -> tuple[Node, socket.socket, int]:
+        self._count += 1
+        limits = family.spec.limits
+        used = source.disk_bytes() if source is not None else 0
+        layer = self.store.make(limits, used, self._owner)
+        group = None
+        try:
+            below = source.layers if source is not None else ()
+            root = overlay.mount(layer.upper, layer.work, [b.lower for b in below], family.base)
+            try:
+                group = self.groups.make(f"{self._count}", limits)
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            except OSError:
+                os.close(root)
+                raise
+        except OSError:
+            if group is not None:
+                group.remove()
+            layer.drop()
+            raise
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        inode = os.fstat(theirs.fileno()).st_ino
+        depth = source.depth + 1 if source is not None else 0
+        node = Node("", name or "", family, source, layer, below, group, ours, inode, depth)
+        if source is not None:
+            source.children.add(node)
+        return node, theirs, root
+
+    def discard(self, node: Node) -> None:
+        """Undoes `_parts` for a node whose guest never came."""
+        node.control.close()
+        node.group.remove()
+        node.layer.drop()
+        if node.parent is not None:
+            node.parent.children.discard(node)
+
+
+def attach(family: Family) -> list[tuple[int, str]]:
+    """Fresh clones of the family's read-only mounts: moving a detached mount uses it up."""
+    return [(syscalls.open_tree("", dfd=fd, recursive=True), target) for fd, target in family.base.attached]
+
+
+def read_announcement(node: Node) -> None:
+    """The guest's READY: whose process it is, by the kernel's word. Raises CopyFailed."""
+    block, ancillary, _, _ = node.control.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
+    if not block:
+        raise CopyFailed("the guest ended while it was being set up")
+    pid = 0
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            pid = _CREDENTIALS.unpack(payload[: _CREDENTIALS.size])[0]
+    header = HEADER.unpack(block) if len(block) == HEADER.size else (0, 0, 0, 0, 0)
+    if header[0] != Op.READY or header[1] != Status.OK or not pid:
+        text = block.decode(errors="replace") if header[0] != Op.READY else "its set-up failed"
+        raise CopyFailed(f"the guest could not be set up: {text}")
+    node.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+    try:
+        node.arrived(pid)
+    except ProcessLookupError:
+        raise CopyFailed("the guest ended while it was being set up") from None
+
+
+def read_refusal(source: Node) -> str:
+    """What a guest that could not clone itself answers on its old socket."""
+    try:
+        source.control.setblocking(False)
+        frame = wire.Connection(source.control, takes_fds=False).receive()
+        info = wire.decode(frame.meta, frame.data)
+    except (EOFError, OSError, wire.WireError):
+        return "its process is gone"
+    finally:
+        source.control.setblocking(True)
+    return str(info.get("message", "")) if isinstance(info, dict) else "it broke the protocol"
+
+
+def _close(root: int, attached: list[tuple[int, str]]) -> None:
+    os.close(root)
+    for fd, _ in attached:
+        os.close(fd)
+
+
+def deadline_in(seconds: float) -> float:
+    return time.monotonic() + seconds

@@ -1,0 +1,119 @@
+"""How a supervisor starts and what is cleared when it ends.
+
+The process that the client started (the janitor) makes the namespaces, forks the supervisor into them as process 1, waits
+for its end, and removes the control groups and the run folder. Both end with the client: the supervisor watches its
+lifeline and its pidfd, and dies with the janitor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from sandbox_gym.errors import BackendUnavailable
+from sandbox_gym.guest import syscalls
+
+from . import cgroups, disk, registry
+from .copies import Maker
+from .spawn import make_userns
+from .supervisor import Supervisor
+
+_FIRST_ID = 1 << 30  # user and group ids of guests, far from any real account
+_ID_COUNT = 1 << 16
+
+
+def main() -> NoReturn:
+    """`argv`: the lifeline's descriptor, the run folder, the cap on live sandboxes."""
+    lifeline = socket.socket(fileno=int(sys.argv[1]))
+    folder = Path(sys.argv[2])
+    cap = int(sys.argv[3])
+    owner = os.pidfd_open(os.getppid())
+    supervisor_id = folder.name
+    hierarchy = cgroups.find()
+    privileged = os.geteuid() == 0
+    try:
+        uid, gid = os.geteuid(), os.getegid()
+        flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID
+        if not privileged:
+            flags |= syscalls.CLONE_NEWUSER
+        syscalls.unshare(flags)
+        if not privileged:
+            _map_self(uid, gid)
+        pid = os.fork()
+    except OSError as error:
+        _tell(lifeline, f"no namespaces can be made here ({error}): `sandbox-gym doctor` tells what is missing")
+        registry.clear(folder)
+        sys.exit(1)
+    if pid == 0:
+        _supervise(lifeline, owner, folder, cap, hierarchy, supervisor_id, privileged)
+    registry.write(folder, supervisor_pid=pid, groups=[str(p) for p in hierarchy.roots.values()])
+    lifeline.close()
+    os.close(owner)
+    os.waitpid(pid, 0)
+    registry.clear(folder)
+    sys.exit(0)
+
+
+def _map_self(uid: int, gid: int) -> None:
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        Path(f"/proc/self/{name}").write_text(text)
+
+
+def _supervise(
+    lifeline: socket.socket,
+    owner: int,
+    folder: Path,
+    cap: int,
+    hierarchy: cgroups.Hierarchy,
+    supervisor_id: str,
+    privileged: bool,
+) -> NoReturn:
+    try:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+        syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+        syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+        (folder / "base").mkdir()
+        syscalls.mount("sandbox-gym", str(folder / "base"), "tmpfs", syscalls.MS_NOSUID, "mode=755")
+        store = _store(folder, privileged)
+        first = _FIRST_ID if privileged else 0
+        userns = make_userns(f"0 {first} {_ID_COUNT if privileged else 1}")
+        groups = cgroups.Groups(hierarchy, supervisor_id)
+        unenforced = [name for name, c in cgroups.LIMITS.items() if c not in hierarchy.roots]
+        maker = Maker(store, groups, userns, first)
+        supervisor = Supervisor(folder, maker, userns, privileged=privileged, cap=cap, unenforced=unenforced)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(str(folder / "socket"))
+        os.chmod(folder / "socket", 0o600)
+        listener.listen(128)
+        supervisor.watch(listener.fileno(), lambda events: supervisor.accept(listener.accept()[0]))
+        supervisor.watch(lifeline.fileno(), lambda events: os._exit(0))
+        supervisor.watch(owner, lambda events: os._exit(0))
+        lifeline.send(json.dumps({"ready": True, "disk": store.kind, "unenforced": unenforced}).encode())
+    except BackendUnavailable as error:
+        _tell(lifeline, str(error))
+        os._exit(1)
+    except BaseException:
+        _tell(lifeline, f"the supervisor could not start:\n{traceback.format_exc()}")
+        os._exit(1)
+    try:
+        supervisor.run()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _store(folder: Path, privileged: bool) -> disk.Store:
+    if not privileged:
+        return disk.TmpfsStore()
+    place = folder / "disk"
+    place.mkdir()
+    return disk.BtrfsStore(place)
+
+
+def _tell(lifeline: socket.socket, message: str) -> None:
+    lifeline.send(json.dumps({"error": message}).encode()[:60_000])

@@ -1,0 +1,99 @@
+"""A guest process and what it holds: as a live sandbox, or frozen as a snapshot that copies hang from.
+
+A copy's pid namespace lies inside its origin's, and the kernel kills a namespace with its first process: so a node lives
+as long as anything below it does, and goes when nothing needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox_gym.api import SandboxSpec
+
+from .cgroups import Group
+from .disk import Layer, used_bytes
+from .overlay import Base
+from .rootfs import SUBDIR, Rootfs
+
+
+@dataclass(frozen=True)
+class Family:
+    """What every copy of one created sandbox shares."""
+
+    spec: SandboxSpec
+    rootfs: Rootfs
+    base: Base
+
+
+@dataclass(eq=False)
+class Node:
+    """`id`, `name`: of the sandbox, or of the snapshot once `frozen`. `depth`: pid namespaces below the first guest."""
+
+    id: str
+    name: str
+    family: Family
+    parent: Node | None
+    layer: Layer
+    below: tuple[Layer, ...]  # frozen layers under this node's own, newest first
+    group: Group
+    control: socket.socket  # the host's end; the client has a duplicate of a live sandbox's
+    control_inode: int  # of the guest's end, to know it among the guest's descriptors
+    depth: int
+    pid: int = 0
+    pidfd: int = -1
+    frozen: bool = False
+    handles: int = 0  # references that clients hold on a snapshot
+    children: set[Node] = field(default_factory=set)
+    created: float = field(default_factory=time.time)
+    dies_at: float | None = None  # monotonic
+    origin: str | None = None  # the snapshot that this sandbox came from
+    reason: str = ""  # why it was killed, when it was
+    on_exit: list[Callable[[], None]] = field(default_factory=list)
+    _used: int | None = None
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """What a copy of this node stands on, newest first."""
+        return (self.layer, *self.below)
+
+    def freeze_disk(self) -> None:
+        self.layer.freeze(SUBDIR)
+        if self._used is None:
+            self._used = used_bytes(self.layer.lower)
+
+    def disk_bytes(self) -> int:
+        """What the frozen layers of this node and of those below it hold."""
+        below = self.parent.disk_bytes() if self.parent is not None else 0
+        return below + (self._used or 0)
+
+    def arrived(self, pid: int) -> None:
+        """The process is there: it gets its limits, and a descriptor that outlives its number."""
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.group.add(pid)
+
+    def kill(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        if self.pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def row(self) -> dict[str, Any]:
+        """What `list` shows."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "state": "snapshot" if self.frozen else "running",
+            "age": time.time() - self.created,
+            "parent": self.origin,
+            "memory_bytes": self.group.memory_bytes(),
+            "pid": self.pid,
+        }

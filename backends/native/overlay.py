@@ -1,0 +1,46 @@
+"""A sandbox's root: one overlay mount of its own writable layer over what was there before (overlayfs, mount API)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandbox_gym.guest import syscalls
+
+
+@dataclass(frozen=True)
+class Base:
+    """What lies under all of a sandbox's own layers. `lowers`: paths, topmost first. `subdir`: the folder of the overlay
+    that is the sandbox's /, "" for the whole. `attached`: mounts that go on top, as (descriptor, target).
+    """
+
+    lowers: tuple[str, ...]
+    subdir: str
+    attached: tuple[tuple[int, str], ...]
+    privileged: bool
+
+
+def mount(upper: str, work: str, layers: Sequence[str], base: Base) -> int:
+    """A detached mount, as a descriptor: `upper` over the frozen `layers` (newest first) over `base`."""
+    context = syscalls.fsopen("overlay")
+    try:
+        for lower in (*layers, *base.lowers):
+            syscalls.fsconfig_string(context, "lowerdir+", lower)
+        syscalls.fsconfig_string(context, "upperdir", upper)
+        syscalls.fsconfig_string(context, "workdir", work)
+        if base.privileged:
+            syscalls.fsconfig_string(context, "redirect_dir", "follow")
+            syscalls.fsconfig_flag(context, "volatile")  # else each unmount syncs a disk that nobody will read again
+        else:
+            syscalls.fsconfig_flag(context, "userxattr")  # trusted.* attributes need the initial user namespace
+        syscalls.fsconfig_create(context)
+        whole = syscalls.fsmount(context)
+    finally:
+        os.close(context)
+    if not base.subdir:
+        return whole
+    try:
+        return syscalls.open_tree(base.subdir, dfd=whole)
+    finally:
+        os.close(whole)

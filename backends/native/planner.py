@@ -1,0 +1,93 @@
+"""Whether forking a guest captures all of it. Read from /proc by the supervisor: the guest's own word counts nothing.
+
+fork(2) copies one thread and its private memory. A second thread or process, shared memory, or a descriptor whose
+state lives in the kernel would be lost or, worse, shared between copies; each of them is a refusal with its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+_SHARED = re.compile(rb"^(\S+) (...)s \S+ \S+ \d+ *(.*)$", re.MULTILINE)
+
+
+def refusal(pid: int, control_inode: int, members: list[int]) -> str | None:
+    """The first thing that a fork would not carry along; None when there is none.
+
+    `pid` and `members` (the processes of its control group) as this process's pid namespace numbers them.
+    """
+    others = [member for member in members if member != pid] or _children(pid)
+    if others:
+        return f"{len(others)} more process(es) run beside the interpreter: {_names(others)}"
+    threads = os.listdir(f"/proc/{pid}/task")
+    if len(threads) > 1:
+        return f"the interpreter has {len(threads)} threads"
+    return _descriptors(pid, control_inode) or _shared_memory(pid) or _timers(pid)
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def _names(pids: list[int]) -> str:
+    names = []
+    for pid in pids[:5]:
+        try:
+            with open(f"/proc/{pid}/comm") as comm:
+                names.append(f"{comm.read().strip()}")
+        except OSError:
+            continue
+    return ", ".join(names) or "already ending"
+
+
+def _descriptors(pid: int, control_inode: int) -> str | None:
+    folder = f"/proc/{pid}/fd"
+    for name in os.listdir(folder):
+        target = os.readlink(f"{folder}/{name}")
+        if target.startswith("/"):
+            if target.startswith("/dev/") and not target.startswith(("/dev/pts", "/dev/ptmx", "/dev/tty")):
+                if not target.startswith("/dev/shm"):
+                    continue
+            problem = _file_problem(pid, name, target)
+            if problem:
+                return problem
+        elif target != f"socket:[{control_inode}]":
+            return f"descriptor {name} is {target}, whose state a fork would share between copies"
+    return None
+
+
+def _file_problem(pid: int, fd: str, target: str) -> str | None:
+    if target.startswith(("/dev/pts", "/dev/ptmx", "/dev/tty")):
+        return f"descriptor {fd} is a terminal ({target})"
+    if target.endswith(" (deleted)"):
+        return f"descriptor {fd} is a deleted file ({target}), which a copy could not open again"
+    if target.startswith("/memfd:"):
+        return f"descriptor {fd} is memory shared between copies ({target})"
+    with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as info:
+        if b"lock:" in info.read():
+            return f"descriptor {fd} holds a lock on {target}"
+    if not os.path.exists(f"/proc/{pid}/fd/{fd}"):
+        return f"descriptor {fd} is {target}, which can't be opened again"
+    return None
+
+
+def _shared_memory(pid: int) -> str | None:
+    with open(f"/proc/{pid}/maps", "rb") as maps:
+        found = _SHARED.findall(maps.read())
+    for area, rights, path in found:
+        # A file that was opened read-only can never become writable there: its pages are the disk's, alike for all.
+        # The mode of the map_files link is that of the open file, not of the mapping's present rights.
+        link = f"/proc/{pid}/map_files/{area.decode()}"
+        if b"w" in rights or os.lstat(link).st_mode & 0o200 or not path.startswith(b"/"):
+            return f"memory is shared (MAP_SHARED): {path.decode(errors='replace') or 'anonymous'}"
+    return None
+
+
+def _timers(pid: int) -> str | None:
+    try:
+        with open(f"/proc/{pid}/timers") as timers:
+            return "a POSIX timer is armed" if timers.read(1) else None
+    except FileNotFoundError:  # a kernel without checkpoint support
+        return None

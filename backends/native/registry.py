@@ -1,0 +1,148 @@
+"""The run folders of all supervisors on this host: who owns them, what lives in them, what the dead have left."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from . import protocol
+from .cgroups import PREFIX
+
+_PATIENCE = 5.0  # seconds that a control group may take to empty after its last process was killed
+
+
+def home() -> Path:
+    """Where run folders lie: one place as root, else one for each user."""
+    if os.geteuid() == 0:
+        return Path("/run/sandbox-gym")
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"sandbox-gym-{os.getuid()}"
+
+
+def make_folder() -> Path:
+    place = home()
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if place.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{place} belongs to another user")
+    folder = place / secrets.token_hex(6)
+    folder.mkdir(mode=0o700)
+    write(folder, owner_pid=os.getpid(), owner_start=start_time(os.getpid()))
+    return folder
+
+
+def write(folder: Path, **facts: Any) -> None:
+    """Adds to what is known of a supervisor."""
+    file = folder / "info.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    temporary = folder / "info.new"
+    temporary.write_text(json.dumps({**known, **facts}))
+    temporary.replace(file)
+
+
+def start_time(pid: int) -> int | None:
+    """The kernel's start time of a process, which tells it from a later one with its number; None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _info(folder: Path) -> dict[str, Any]:
+    try:
+        info = json.loads((folder / "info.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def _folders() -> list[Path]:
+    try:
+        return sorted(path for path in home().iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _connect(folder: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(5.0)
+    try:
+        sock.connect(str(folder / "socket"))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def rows(sock: socket.socket) -> list[dict[str, Any]]:
+    """Everything that one supervisor holds."""
+    found: list[dict[str, Any]] = []
+    more = True
+    while more:
+        protocol.send(sock, {"op": "list", "start": len(found)})
+        reply, _ = protocol.receive(sock)
+        found += reply["rows"]
+        more = reply["more"]
+    return found
+
+
+def list_all() -> list[dict[str, Any]]:
+    """Live sandboxes and snapshots of every client of this user (of every client, as root, that runs as root)."""
+    found = []
+    for folder in _folders():
+        try:
+            with _connect(folder) as sock:
+                owner = _info(folder).get("owner_pid", 0)
+                found += [{**row, "owner_pid": owner} for row in rows(sock)]
+        except (OSError, EOFError):
+            continue
+    return found
+
+
+def collect(dry_run: bool = False) -> list[str]:
+    """Removes what dead clients have left: run folders and control groups. Returns what it removed, or would."""
+    gone = []
+    for folder in _folders():
+        info = _info(folder)
+        if info and start_time(info["owner_pid"]) == info["owner_start"]:
+            continue
+        if not info and time.time() - folder.stat().st_mtime < 60:  # one that is being made right now
+            continue
+        try:
+            _connect(folder).close()
+            continue  # its supervisor lives, and is about to notice that its client does not
+        except OSError:
+            pass
+        gone.append(str(folder))
+        if not dry_run:
+            clear(folder)
+    return gone
+
+
+def clear(folder: Path) -> None:
+    """Removes a run folder and its control groups, once the supervisor's processes are gone. Idempotent."""
+    deadline = time.monotonic() + _PATIENCE
+    for root in _info(folder).get("groups", []):
+        group = Path(root) / f"{PREFIX}{folder.name}"
+        while group.exists() and not _remove_group(group):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes are still in {group}")
+            time.sleep(0.01)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_group(group: Path) -> bool:
+    try:
+        for child in [path for path in group.iterdir() if path.is_dir()]:
+            os.rmdir(child)
+        os.rmdir(group)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,233 @@
+"""What a sandbox sees below its own writes: an explicit list of host folders, or a directory.
+
+A skeleton holds the few files that are ours (devices, /etc, the guest's code). As root, each listed host folder is a
+folder of the skeleton with an overlayfs redirect to its host path: so one overlay mount shows the listed folders and
+nothing else of the host, and what the sandbox writes goes to its own layer. The skeleton's content lies below `.root`,
+and only that becomes the sandbox's /; the host's own top folders, which merge beside it, are never reachable. An
+ordinary user may not use redirects: there the folders are read-only bind mounts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandbox_gym.api import SandboxSpec
+from sandbox_gym.errors import BackendUnavailable
+from sandbox_gym.guest import syscalls
+
+from .overlay import Base
+
+SUBDIR = ".root"
+GUEST_FOLDER = "/.sandbox-gym"
+WORKSPACE = "/workspace"
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_CONFIG_FOLDERS = ("/etc/alternatives", "/etc/ssl/certs", "/etc/fonts", "/etc/terminfo", "/etc/ld.so.conf.d")
+_CONFIG_FILES = (
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/localtime",
+    "/etc/os-release",
+    "/etc/debian_version",
+    "/etc/mime.types",
+    "/etc/nsswitch.conf",
+    "/etc/protocols",
+    "/etc/services",
+    "/etc/bash.bashrc",
+    "/etc/profile",
+)
+_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_FOLDERS = {"tmp": 0o1777, "var/tmp": 0o1777, "run": 0o755, "home": 0o755, "root": 0o700, "workspace": 0o755}
+_EMPTY = ("proc", "sys", "mnt", "opt", "srv", "media", "dev/pts", "var/lib", "var/cache", "var/log")
+_PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+_GROUP = "root:x:0:\nnogroup:x:65534:\n"
+
+
+@dataclass
+class Rootfs:
+    """A root file system, ready to be mounted any number of times. `python`: the guest's interpreter, inside."""
+
+    python: str
+    path: list[str]  # what goes on the guest's sys.path
+    skeleton: Path
+    lower: str | None = None  # the layer below the skeleton, a host path
+    attached: list[tuple[str, str]] = field(default_factory=list)  # (host path, target), bound read-only
+
+    def base(self, userns_fd: int, privileged: bool) -> Base:
+        """The layers as descriptors, id-mapped into the sandbox's user namespace, for this process's life."""
+        paths = [str(self.skeleton)] + ([self.lower] if self.lower else [])
+        lowers = []
+        for path in paths:
+            if not privileged:
+                lowers.append(path)
+                continue
+            fd = syscalls.open_tree(path)
+            syscalls.mount_setattr(fd, syscalls.MOUNT_ATTR_IDMAP | syscalls.MOUNT_ATTR_RDONLY, userns_fd=userns_fd)
+            lowers.append(f"/proc/self/fd/{fd}")
+        attached = []
+        for source, target in self.attached:
+            fd = syscalls.open_tree(source, recursive=not privileged)
+            _make_read_only(fd, userns_fd, privileged)
+            attached.append((fd, target))
+        return Base(tuple(lowers), SUBDIR, tuple(attached), privileged)
+
+
+def _make_read_only(fd: int, userns_fd: int, privileged: bool) -> None:
+    syscalls.mount_setattr(fd, syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID, recursive=not privileged)
+    if privileged:
+        try:
+            syscalls.mount_setattr(fd, syscalls.MOUNT_ATTR_IDMAP, userns_fd=userns_fd)
+        except OSError:  # a file system that can't be id-mapped: its files then belong to nobody in the sandbox
+            pass
+
+
+def build(spec: SandboxSpec, folder: Path, privileged: bool) -> Rootfs:
+    """Makes the skeleton in `folder`. Raises BackendUnavailable when the root file system can't hold a guest."""
+    root = folder / SUBDIR
+    root.mkdir(parents=True)
+    if spec.rootfs is None:
+        rootfs = _host(spec, folder, root, privileged)
+    else:
+        rootfs = _directory(spec, folder, root, privileged)
+    _fill(root, privileged, rootfs, own_etc=spec.rootfs is None)
+    for mount in spec.mounts:
+        _mountpoint(root, mount.source, mount.target)
+        rootfs.attached.append((mount.source, mount.target))
+    return rootfs
+
+
+def _host(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) -> Rootfs:
+    rootfs = Rootfs(sys.executable, list(spec.python_path), folder, "/" if privileged else None)
+    device = os.stat("/").st_dev
+    for path in (*_SYSTEM, *_CONFIG_FOLDERS):
+        _show(path, root, rootfs, device, privileged)
+    for path in python_folders(spec.python_path):
+        _show(path, root, rootfs, device, privileged)
+    return rootfs
+
+
+def _directory(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) -> Rootfs:
+    assert spec.rootfs is not None
+    directory = Path(spec.rootfs).resolve()
+    if not privileged:
+        raise BackendUnavailable("a root file system of your own needs root (overlayfs redirects): run as root")
+    python = next((p for p in ("/usr/local/bin/python3", "/usr/bin/python3") if _exists_in(directory, p)), None)
+    if python is None:
+        raise BackendUnavailable(f"{directory} has no /usr/bin/python3: the guest's own process needs one inside")
+    rootfs = Rootfs(python, [], folder, str(directory.parent))
+    os.setxattr(root, "trusted.overlay.redirect", f"/{directory.name}".encode())
+    return rootfs
+
+
+def _exists_in(directory: Path, path: str) -> bool:
+    """Whether `path` exists below `directory`, with links read as the sandbox would (absolute ones from its own /)."""
+    current = directory / path.lstrip("/")
+    for _ in range(16):
+        if not current.is_symlink():
+            return current.exists() or _exists_in_parent(directory, current)
+        target = os.readlink(current)
+        current = directory / target.lstrip("/") if target.startswith("/") else current.parent / target
+    return False
+
+
+def _exists_in_parent(directory: Path, path: Path) -> bool:
+    parts = path.relative_to(directory).parts
+    real = directory
+    for part in parts:
+        real = real / part
+        if real.is_symlink():
+            target = os.readlink(real)
+            real = directory / target.lstrip("/") if target.startswith("/") else real.parent / target
+    return real.exists()
+
+
+def _show(path: str, root: Path, rootfs: Rootfs, device: int, privileged: bool) -> None:
+    """Makes a host folder visible at its own path; a link stays a link."""
+    target = root / path.lstrip("/")
+    if target.is_symlink() or not os.path.lexists(path):
+        return
+    if os.path.islink(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(os.readlink(path))
+        return
+    if target.exists():
+        return
+    target.mkdir(parents=True)
+    if privileged and os.stat(path).st_dev == device:
+        os.setxattr(target, "trusted.overlay.redirect", path.encode())
+        shutil.copystat(path, target)
+    else:
+        rootfs.attached.append((path, path))
+
+
+def python_folders(extra: Sequence[str] = ()) -> list[str]:
+    """The running Python's own folders that lie outside the system's, outermost first: prefixes and what of sys.path is
+    installed. Never the working directory, a script's folder or a home folder: those may hold secrets.
+    """
+    wanted = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    wanted |= {os.path.dirname(os.path.realpath(sys.executable)), *extra}
+    found: list[str] = []
+    for entry in sorted({os.path.realpath(path) for path in wanted if os.path.isdir(path)}):
+        inside_system = any(entry == s or entry.startswith(s + "/") for s in _SYSTEM)
+        if not inside_system and not any(entry == f or entry.startswith(f + "/") for f in found):
+            found.append(entry)
+    return found
+
+
+def _fill(root: Path, privileged: bool, rootfs: Rootfs, *, own_etc: bool) -> None:
+    for name, mode in _FOLDERS.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        os.chmod(root / name, mode)
+    for name in _EMPTY:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    _devices(root / "dev", privileged, rootfs)
+    if own_etc:
+        _etc(root / "etc")
+    package = root / GUEST_FOLDER.lstrip("/") / "sandbox_gym_guest"
+    package.mkdir(parents=True)
+    for source in Path(syscalls.__file__).parent.glob("*.py"):
+        shutil.copyfile(source, package / source.name)
+    (package.parent / "start.py").write_text("from sandbox_gym_guest.agent import main\n\nmain()\n")
+
+
+def _etc(etc: Path) -> None:
+    etc.mkdir(exist_ok=True)
+    (etc / "passwd").write_text(_PASSWD)
+    (etc / "group").write_text(_GROUP)
+    (etc / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
+    (etc / "hostname").write_text("sandbox\n")
+    (etc / "resolv.conf").write_text("")
+    for path in _CONFIG_FILES:
+        target = etc.parent / path.lstrip("/")
+        if os.path.isfile(path) and not target.exists():
+            shutil.copyfile(path, target)
+
+
+def _devices(dev: Path, privileged: bool, rootfs: Rootfs) -> None:
+    dev.mkdir(exist_ok=True)
+    (dev / "shm").mkdir(exist_ok=True)
+    os.chmod(dev / "shm", 0o1777)
+    for name, link in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        (dev / name).symlink_to(link)
+    (dev / "ptmx").symlink_to("pts/ptmx")
+    for name, (major, minor) in _DEVICES.items():
+        if privileged:
+            os.mknod(dev / name, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+            os.chmod(dev / name, 0o666)
+        else:  # no mknod in a user namespace: each node is bound from the host's
+            (dev / name).touch()
+            rootfs.attached.append((f"/dev/{name}", f"/dev/{name}"))
+
+
+def _mountpoint(root: Path, source: str, target: str) -> None:
+    place = root / target.lstrip("/")
+    if os.path.isdir(source):
+        place.mkdir(parents=True, exist_ok=True)
+    else:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()

@@ -1,0 +1,217 @@
+"""The records and protocols that cross layers: what a sandbox is asked to be, what its calls return, what makes it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from sandbox_gym.channel import Channel
+
+Rng = Literal["same", "diverge"] | int
+"""A copy's random state: as its origin's, or reseeded (from the system, or from an int of your own)."""
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(size: int | str) -> int:
+    """`"1Gi"`, `"512M"`, `4096` as a number of bytes. Raises ValueError for anything else, zero and below included."""
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise ValueError(f"a size is an int of bytes or a string like '1Gi', not {size!r}")
+    if isinstance(size, int):
+        value = size
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower())
+        if not match or match[2] not in _UNITS:
+            raise ValueError(f"{size!r} is no size: write bytes, or a number with K, M, G, T, Ki, Mi, Gi, Ti")
+        value = int(float(match[1]) * _UNITS[match[2]])
+    if value <= 0:
+        raise ValueError(f"a size is above zero, not {size!r} (None means no limit)")
+    return value
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a sandbox may use. None means no limit. `explicit` names the ones that the caller asked for: one of those
+    that can't be enforced is an error, a default that can't be is a warning.
+    """
+
+    cpus: float | None = 1.0
+    memory_bytes: int | None = 2**30
+    disk_bytes: int | None = 2**31
+    pids: int | None = 256
+    explicit: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A host folder or file that the sandbox sees, read-only, at `target`."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """Everything that makes a sandbox what it is; copies share it."""
+
+    limits: Limits = field(default_factory=Limits)
+    rootfs: str | None = None  # None: this host's Python environment; else a directory that holds a root file system
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: Sequence[Mount] = ()
+    python_path: Sequence[str] = ()  # folders that go on the guest's sys.path
+    ttl: float | None = None  # seconds of life
+    idle_timeout: float | None = None  # seconds without a call
+    ephemeral: bool = True
+
+
+def make_mounts(mounts: Sequence[str | os.PathLike[str] | tuple[Any, Any] | Mount]) -> tuple[Mount, ...]:
+    """`"/data"`, `("/data", "/mnt/data")` or a Mount; sources must exist. Raises FileNotFoundError, ValueError."""
+    made = []
+    for mount in mounts:
+        if isinstance(mount, Mount):
+            source, target = mount.source, mount.target
+        elif isinstance(mount, tuple):
+            source, target = os.fspath(mount[0]), os.fspath(mount[1])
+        else:
+            source = target = os.path.abspath(os.fspath(mount))
+        real = os.path.realpath(source)
+        if not os.path.exists(real):
+            raise FileNotFoundError(f"mount source {source!r} does not exist")
+        if not target.startswith("/") or ".." in Path(target).parts:
+            raise ValueError(f"a mount's target is an absolute path without '..', not {target!r}")
+        made.append(Mount(real, os.path.normpath(target)))
+    return tuple(made)
+
+
+@dataclass(frozen=True)
+class ErrorInfo:
+    """An exception in the guest, as data."""
+
+    type: str
+    message: str
+    traceback: str
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
+
+@dataclass(frozen=True)
+class CodeResult:
+    """What `run_code` returns. `value`: repr of the last expression, None if there is none. `duration` in seconds;
+    `stdout_cut`, `stderr_cut`: bytes that were dropped past the bound.
+    """
+
+    stdout: str
+    stderr: str
+    value: str | None
+    error: ErrorInfo | None
+    timed_out: bool
+    duration: float
+    artifacts: tuple[Any, ...] = ()
+    stdout_cut: int = 0
+    stderr_cut: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and not self.timed_out
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """What `shell` and `exec` return. `exit_code`: the program's, or 128 + the signal that ended it. `limit`: the limit
+    that killed it ("memory"), if one did. `duration` in seconds; `*_cut`: bytes dropped past the bound.
+    """
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    timed_out: bool
+    duration: float
+    stdout_cut: int = 0
+    stderr_cut: int = 0
+    limit: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and not self.timed_out
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """An entry of `list_files`. `kind`: "file", "dir", "link" or "other"; `size` in bytes."""
+
+    path: str
+    kind: str
+    size: int
+    mode: int
+    mtime: float
+
+
+@dataclass
+class Live:
+    """A sandbox as its backend hands it out: an id, a channel to its guest."""
+
+    id: str
+    name: str
+    channel: Channel
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A snapshot as its backend hands it out. `depth_left`: how many more snapshots can nest above it."""
+
+    id: str
+    engine: str
+    why: str
+    depth_left: int
+
+
+class Backend(Protocol):
+    """What makes sandboxes. Every method is thread-safe and takes a timeout in seconds."""
+
+    name: str
+
+    def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
+        """Raises BackendUnavailable, LimitExceeded, SandboxTimeout."""
+
+    def snapshot(self, live: Live, *, keep: bool, timeout: float) -> Taken:
+        """Captures memory and disk. With `keep` the sandbox goes on and `live.channel` is replaced; without, the
+        sandbox itself becomes the snapshot. The caller holds the sandbox's lock: no call is under way.
+        Raises SnapshotError (the sandbox goes on), SandboxDied.
+        """
+
+    def restore(
+        self, snapshot_id: str, *, names: Sequence[str | None], timeout: float, replace: Live | None = None
+    ) -> list[Live]:
+        """One new sandbox for each name, all or none. With `replace` the (only) one goes on under that sandbox's id and
+        name, and what was there before is killed. Raises SnapshotError, LimitExceeded.
+        """
+
+    def release(self, snapshot_id: str) -> None:
+        """Drops a snapshot; it goes when nothing that was restored from it lives. Idempotent."""
+
+    def release_later(self, snapshot_id: str) -> None:
+        """`release` from a finaliser: takes no lock, sends nothing now."""
+
+    def terminate(self, live: Live, reason: str | None = None) -> None:
+        """Kills everything in the sandbox. Idempotent; returns when its processes are gone."""
+
+    def interrupt(self, live: Live) -> None:
+        """SIGINT to the guest's interpreter."""
+
+    def death(self, live: Live) -> str:
+        """Why a sandbox is gone, for an error's message; starts with "memory" where that limit killed it."""
+
+    def usage(self, node_id: str) -> dict[str, int]:
+        """Of a sandbox or snapshot: `memory_bytes`, `disk_bytes`, `oom_kills` (by its memory limit, so far)."""
+
+    def list(self) -> list[dict[str, Any]]:
+        """The live sandboxes of this client."""
+
+    def close(self) -> None:
+        """Ends everything this backend has made. Idempotent."""

@@ -1,0 +1,106 @@
+"""The host's end of the wire to one guest: requests with deadlines, and what a silent or lying guest turns into."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+from sandbox_gym.errors import ProtocolError, SandboxDied, SandboxTimeout
+from sandbox_gym.guest import wire
+from sandbox_gym.guest.wire import Op, Status
+
+_TIMEVAL = struct.Struct("@qq")
+
+
+class GuestError(Exception):
+    """The guest's handler raised: `info` is {"type", "message", "traceback"}. Layers above turn it into a result."""
+
+    def __init__(self, info: dict[str, Any]) -> None:
+        self.info = {key: str(info.get(key, "")) for key in ("type", "message", "traceback")}
+        super().__init__(f"{self.info['type']}: {self.info['message']}")
+
+
+class Channel:
+    """One request at a time, in order. `lock` is held by whoever is in the middle of a call.
+
+    The socket blocks and the kernel ends a wait (SO_RCVTIMEO): one syscall a reply, where settimeout costs two.
+    """
+
+    def __init__(self, sock: socket.socket, name: str) -> None:
+        self.name = name
+        self.lock = threading.RLock()
+        self.sock = sock
+        self._connection = wire.Connection(sock, takes_fds=False)
+        self._seq = 0
+        self._timeouts: dict[int, float] = {}
+
+    def call(self, op: Op, value: Any = None, *, timeout: float) -> Any:
+        """Sends a value, returns the guest's value. Raises GuestError, SandboxTimeout, SandboxDied, ProtocolError."""
+        meta, buffers = wire.encode(value)
+        frame = self.request(op, meta, *buffers, timeout=timeout)
+        try:
+            return wire.decode(frame.meta, frame.data)
+        except wire.WireError as error:
+            raise ProtocolError(f"sandbox {self.name}: {error}") from None
+
+    def request(self, op: Op, meta: bytes = b"", *data: Any, timeout: float) -> wire.Frame:
+        """A frame out, a frame back; the raw form of `call`."""
+        with self.lock:
+            self.post(op, meta, *data, timeout=timeout)
+            return self.wait(op, timeout=timeout)
+
+    def post(self, op: Op, meta: bytes = b"", *data: Any, timeout: float) -> None:
+        """Sends only: the reply is fetched by `wait`."""
+        self._seq = (self._seq + 1) & 0xFFFF
+        self._limit(socket.SO_SNDTIMEO, timeout)
+        try:
+            self._connection.send(op, 0, self._seq, meta, *data)
+        except BlockingIOError:
+            raise SandboxTimeout(f"sandbox {self.name} took no request within {timeout} s") from None
+        except OSError as error:
+            raise SandboxDied(f"sandbox {self.name} is gone ({error.strerror})") from None
+
+    def wait(self, op: Op, *, timeout: float) -> wire.Frame:
+        """The reply to the last `post`."""
+        self._connection.deadline = time.monotonic() + timeout
+        self._limit(socket.SO_RCVTIMEO, timeout)
+        try:
+            frame = self._connection.receive()
+        except BlockingIOError:
+            raise SandboxTimeout(f"sandbox {self.name} did not answer {op.name} within {timeout} s") from None
+        except EOFError:
+            raise SandboxDied(f"sandbox {self.name} is gone") from None
+        except wire.WireError as error:
+            raise ProtocolError(f"sandbox {self.name}: {error}") from None
+        except OSError as error:
+            raise SandboxDied(f"sandbox {self.name} is gone ({error.strerror})") from None
+        if frame.op != op or frame.seq != self._seq:
+            raise ProtocolError(f"sandbox {self.name} answered op {frame.op} seq {frame.seq}, not {op.name} {self._seq}")
+        if frame.status != Status.OK:
+            info = wire.decode(frame.meta, frame.data)
+            raise GuestError(info if isinstance(info, dict) else {})
+        return frame
+
+    def _limit(self, option: int, timeout: float) -> None:
+        if self._timeouts.get(option) != timeout:
+            whole = int(timeout)
+            micros = max(int((timeout - whole) * 1e6), 0 if whole else 1)  # zero would mean: wait for ever
+            self.sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(whole, micros))
+            self._timeouts[option] = timeout
+
+    def replace(self, sock: socket.socket) -> None:
+        """Goes on with another guest: the copy that took this one's place."""
+        self.sock.close()
+        self.sock = sock
+        self._connection = wire.Connection(sock, takes_fds=False)
+        self._timeouts.clear()
+
+    def detach(self) -> socket.socket:
+        """The socket alone, for another channel to go on with."""
+        return self.sock
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,42 @@
+"""What can go wrong, as one tree.
+
+SandboxError
+├── SandboxTimeout (TimeoutError)      a call did not end in time; what it started has been killed
+├── SandboxDied (ConnectionError)      the guest, or the supervisor, is gone
+├── LimitExceeded                      memory, sandboxes, depth: the message says which limit
+├── SnapshotError                      this state can't be captured or restored; the message says why
+├── BackendUnavailable                 this machine lacks something; the message names the command that mends it
+└── ProtocolError                      a guest sent what no guest of ours sends; it has been killed
+
+Failures of the guest's own program (an exit code, an exception in run_code, its time-out) are results, not errors.
+"""
+
+from __future__ import annotations
+
+
+class SandboxError(Exception):
+    """The base of every error that sandbox_gym raises by itself."""
+
+
+class SandboxTimeout(SandboxError, TimeoutError):
+    """A call did not end within its timeout; everything that it started has been killed."""
+
+
+class SandboxDied(SandboxError, ConnectionError):
+    """The sandbox is gone: killed, crashed, expired, or its supervisor ended."""
+
+
+class LimitExceeded(SandboxError):
+    """A limit was reached: the sandbox's memory, the number of live sandboxes, the depth of snapshots."""
+
+
+class SnapshotError(SandboxError):
+    """A snapshot can't be taken of this state, or can't be restored. The source goes on unharmed."""
+
+
+class BackendUnavailable(SandboxError):
+    """The machine lacks what the backend, or a limit that was asked for, needs."""
+
+
+class ProtocolError(SandboxError):
+    """The guest broke the protocol."""

@@ -1,0 +1,125 @@
+"""The guest's main loop: process 1 of a sandbox, one request at a time from the socket it was given."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, NoReturn
+
+from . import commands, copying, files, wire
+from .interpreter import Interpreter
+from .wire import Connection, Frame, Op, Status
+
+# CAP_ numbers that commands keep (Docker's default set). The agent itself keeps what a copy needs, to mount and to
+# enter namespaces; what it executes is cut to these by the bounding set.
+_KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
+
+
+class Agent:
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.interpreter = Interpreter()
+        self.hosted: Any = None  # guest.hosted.Hosted, once MAKE has come
+        self._copying = copying.Copier()
+        signal.signal(signal.SIGINT, self.interpreter.interrupt)
+
+    def serve(self) -> NoReturn:
+        """Answers requests for ever; ends with the process when the socket closes."""
+        while True:
+            commands.drain_leftovers(self.connection.sock)
+            try:
+                frame = self.connection.receive()
+            except (EOFError, OSError):
+                os._exit(0)
+            if frame.op == Op.STEP and self.hosted is not None:
+                self._answer_raw(frame, self.hosted.step)
+            elif frame.op == Op.CLONE:
+                self._clone(frame)
+            else:
+                self._answer(frame)
+
+    def _answer_raw(self, frame: Frame, handler: Any) -> None:
+        """`handler(frame) -> (meta, *data)`: already bytes, so the hot path packs nothing twice."""
+        try:
+            meta, *data = handler(frame)
+        except Exception as error:
+            self._fail(frame, error)
+        else:
+            self.connection.send(frame.op, Status.OK, frame.seq, meta, *data)
+
+    def _answer(self, frame: Frame) -> None:
+        try:
+            value = self._handle(Op(frame.op), wire.decode(frame.meta, frame.data))
+            meta, buffers = wire.encode(value)
+        except Exception as error:
+            self._fail(frame, error)
+        else:
+            self.connection.send(frame.op, Status.OK, frame.seq, meta, *buffers)
+
+    def _fail(self, frame: Frame, error: BaseException) -> None:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        meta, _ = wire.encode({"type": type(error).__name__, "message": str(error), "traceback": text[-20_000:]})
+        self.connection.send(frame.op, Status.ERROR, frame.seq, meta)
+
+    def _handle(self, op: Op, value: Any) -> Any:
+        if op == Op.PING:
+            return value
+        if op == Op.CODE:
+            return self.interpreter.run(**value)
+        if op == Op.EXEC:
+            return commands.run(**value)
+        if op in files.HANDLERS:
+            return files.HANDLERS[op](**value)
+        if op == Op.RESEED:
+            return self._reseed(value)
+        if op == Op.MAKE:
+            from . import hosted
+
+            self.hosted = hosted.Hosted()
+        if self.hosted is None:
+            raise RuntimeError(f"no environment is hosted here, so {op.name} has nothing to act on")
+        return self.hosted.handle(op, value)
+
+    def _reseed(self, seed: int) -> None:
+        """Gives this copy its own chance: `random`, NumPy's global state, the hosted environment's np_random."""
+        import random
+
+        random.seed(seed)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(seed % 2**32)
+        if self.hosted is not None:
+            self.hosted.reseed(seed)
+
+    def _clone(self, frame: Frame) -> None:
+        """A copy of this process in namespaces of its own; returns in both, with the copy on its own socket."""
+        try:
+            connection = self._copying.clone(self.connection, frame)
+        except OSError as error:
+            self._fail(frame, error)
+            return
+        if connection is not None:
+            self.connection = connection
+
+
+def main() -> NoReturn:
+    """`argv`: the control socket's descriptor, then the folders to put on sys.path."""
+    from .syscalls import PR_CAPBSET_DROP, prctl
+
+    os.setsid()
+    for capability in range(41):
+        if capability not in _KEPT_CAPABILITIES:
+            try:
+                prctl(PR_CAPBSET_DROP, capability)
+            except OSError:  # EINVAL: a kernel with fewer capabilities than this list
+                break
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.set_inheritable(False)  # or every command would hold the control socket
+    sys.path[:] = [entry for entry in sys.argv[2:] if entry not in sys.path] + sys.path[1:]
+    sys.argv[:] = [""]
+    agent = Agent(Connection(sock, takes_fds=True))
+    agent.connection.send(Op.READY)
+    agent.serve()

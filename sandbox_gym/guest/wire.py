@@ -1,0 +1,301 @@
+"""The wire between host and guest: frames on a stream socket, and a codec that never runs what it reads.
+
+A frame is a header, `data` (raw bytes: arrays, files) and `meta` (JSON). Arrays and bytes inside a value go to
+`data` and leave their dtype, shape and place in `meta`; so nothing is pickled, and both lengths are bounded before
+a byte is read.
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+import json
+import socket
+import struct
+import sys
+import time
+from typing import Any, NamedTuple
+
+HEADER = struct.Struct("<BBHIQ")  # op, status, seq, meta length, data length
+MAX_META = 32 << 20
+MAX_DATA = 512 << 20
+STEP_RESULT = struct.Struct("<dBB6x")  # reward, terminated, truncated: before the observation's raw bytes
+_MAX_FDS = 16
+_RIGHTS = socket.CMSG_SPACE(_MAX_FDS * 4)
+_BUFFER = 1 << 16
+_ARRAY_KINDS = "biufcSUmM"
+
+
+class Op(enum.IntEnum):
+    READY = 1  # guest to host, once, when a copy stands
+    PING = 2
+    CLONE = 3  # from the supervisor, with descriptors
+    # the user's Sandbox
+    CODE = 10
+    EXEC = 11
+    READ = 12
+    WRITE = 13
+    LIST = 14
+    UNPACK = 15
+    PACK = 16
+    RESEED = 17
+    # a hosted Gymnasium environment
+    MAKE = 30
+    RESET = 31
+    STEP = 32  # the hot path: raw bytes both ways where the spaces have a fixed size
+    RENDER = 33
+    ROLLOUT = 34
+    CLOSE = 35
+
+
+class Status(enum.IntEnum):
+    OK = 0
+    ERROR = 1  # meta: {"type", "message", "traceback"}
+
+
+class WireError(Exception):
+    """The other side broke the protocol: a bad header, an oversized frame, a value that can't be decoded."""
+
+
+class Frame(NamedTuple):
+    op: int
+    status: int
+    seq: int
+    meta: bytes
+    data: memoryview
+    fds: list[int]
+
+
+class Connection:
+    """Frames over a connected stream socket. Blocking calls; time-outs are the socket's own (SO_RCVTIMEO).
+
+    Only the guest takes descriptors: with `takes_fds` False the kernel drops what a guest may try to send.
+    """
+
+    def __init__(self, sock: socket.socket, *, takes_fds: bool) -> None:
+        self.sock = sock
+        self.deadline: float | None = None  # monotonic; a peer that dribbles restarts the kernel's clock at each byte
+        self._takes_fds = takes_fds
+        self._buffer = bytearray(_BUFFER)
+
+    def send(self, op: int, status: int = 0, seq: int = 0, meta: bytes = b"", *data: Any, fds: list[int] = []) -> None:  # noqa: B006
+        length = 0
+        for block in data:
+            length += block.nbytes if isinstance(block, memoryview) else len(block)
+        blocks = [HEADER.pack(op, status, seq, len(meta), length), *data, meta]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        sent = self.sock.sendmsg(blocks, rights)
+        total = HEADER.size + length + len(meta)
+        if sent < total:
+            rest = memoryview(b"".join(blocks))[sent:]
+            self.sock.sendall(rest)
+
+    def receive(self) -> Frame:
+        """The next frame. Raises EOFError when the other side is gone, WireError when it misbehaves."""
+        buffer = self._buffer
+        fds: list[int] = []
+        if self._takes_fds:
+            count, ancillary, _, _ = self.sock.recvmsg_into([buffer], _RIGHTS, socket.MSG_CMSG_CLOEXEC)
+            if ancillary:
+                fds = _descriptors(ancillary)
+        else:
+            count = self.sock.recv_into(buffer)
+        if count == 0:
+            raise EOFError("the other side closed the connection")
+        while count < HEADER.size:
+            count += self._more(memoryview(buffer)[count:])
+        op, status, seq, meta_length, data_length = HEADER.unpack_from(buffer)
+        if meta_length > MAX_META or data_length > MAX_DATA:
+            raise WireError(f"a frame of {meta_length} + {data_length} bytes is over the bound")
+        end = HEADER.size + data_length + meta_length
+        if count > end:
+            raise WireError("more bytes than the frame announced")
+        if end <= _BUFFER:
+            body = memoryview(buffer)
+        else:
+            body = memoryview(bytearray(end))
+            body[:count] = memoryview(buffer)[:count]
+        while count < end:
+            count += self._more(body[count:end])
+        split = HEADER.size + data_length
+        data = body[HEADER.size : split]
+        # A small frame lies in the shared buffer: copied out, or the next receive would overwrite it.
+        return Frame(op, status, seq, bytes(body[split:end]), data if end > _BUFFER else memoryview(bytes(data)), fds)
+
+    def _more(self, target: memoryview) -> int:
+        count = self.sock.recv_into(target)
+        if count == 0:
+            raise EOFError("the other side closed the connection in the middle of a frame")
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise BlockingIOError
+        return count
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def _descriptors(ancillary: list[Any]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return list(fds)
+
+
+# ---- values ---------------------------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> tuple[bytes, list[Any]]:
+    """A value as JSON and buffers: None, bool, int, float, str, bytes, list, tuple, dict, set, complex, numpy arrays and
+    scalars. Anything else becomes an `Opaque` with its repr, since no side unpickles.
+    """
+    if value is None:
+        return b"", []
+    buffers = _Buffers()
+    return json.dumps(_pack(value, buffers), separators=(",", ":")).encode("utf-8", "surrogatepass"), buffers.blocks
+
+
+def decode(meta: bytes, data: memoryview) -> Any:
+    """The value of `encode`. Raises WireError for anything that `encode` can't have written."""
+    if not meta:
+        return None
+    try:
+        return _unpack(json.loads(meta.decode("utf-8", "surrogatepass")), data)
+    except WireError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError, MemoryError) as error:
+        raise WireError(f"a value can't be decoded: {type(error).__name__}: {error}") from None
+
+
+class Opaque(str):
+    """The repr of a guest's object that has no safe encoding."""
+
+    __slots__ = ()
+
+
+class _Buffers:
+    def __init__(self) -> None:
+        self.blocks: list[Any] = []
+        self.length = 0
+
+    def add(self, block: Any, nbytes: int) -> list[int]:
+        start = self.length
+        self.blocks.append(block)
+        self.length += nbytes
+        return [start, nbytes]
+
+
+def _pack(value: Any, buffers: _Buffers) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [_pack(item, buffers) for item in value]
+    if kind is dict:
+        if all(type(key) is str for key in value) and "$" not in value:
+            return {key: _pack(item, buffers) for key, item in value.items()}
+        return {"$": "m", "v": [[_pack(k, buffers), _pack(v, buffers)] for k, v in value.items()]}
+    if kind in (bytes, bytearray, memoryview):
+        return {"$": "b", "p": buffers.add(bytes(value), len(bytes(value)))}
+    if kind is complex:
+        return {"$": "c", "v": [value.real, value.imag]}
+    if kind in (set, frozenset):
+        return {"$": "s", "v": [_pack(item, buffers) for item in value]}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return _pack_array(value, buffers, numpy)
+    if isinstance(value, tuple):
+        return {"$": "t", "v": [_pack(item, buffers) for item in value]}
+    for base in (dict, list, str, bool, int, float):  # subclasses: OrderedDict, IntEnum, ...
+        if isinstance(value, base):
+            return _pack(base(value), buffers)
+    return {"$": "o", "v": _safe_repr(value)}
+
+
+def _pack_array(value: Any, buffers: _Buffers, numpy: Any) -> Any:
+    scalar = not isinstance(value, numpy.ndarray)
+    whole = numpy.asarray(value)
+    if whole.dtype.kind not in _ARRAY_KINDS:
+        return {"$": "oa", "s": list(whole.shape), "v": [_pack(item, buffers) for item in whole.ravel().tolist()]}
+    raw = numpy.ascontiguousarray(whole).tobytes()
+    packed = {"$": "a", "d": whole.dtype.str, "s": list(whole.shape), "p": buffers.add(raw, len(raw))}
+    if scalar:
+        packed["$"] = "n"
+    return packed
+
+
+def _safe_repr(value: Any) -> str:
+    try:
+        return repr(value)[:1000]
+    except Exception as error:
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+
+
+def _unpack(packed: Any, data: memoryview) -> Any:
+    if isinstance(packed, list):
+        return [_unpack(item, data) for item in packed]
+    if not isinstance(packed, dict):
+        return packed
+    tag = packed.get("$")
+    if tag is None:
+        return {key: _unpack(item, data) for key, item in packed.items()}
+    return _DECODERS[tag](packed, data)
+
+
+def _place(packed: Any, data: memoryview) -> memoryview:
+    start, length = packed["p"]
+    if not (isinstance(start, int) and isinstance(length, int) and 0 <= start <= start + length <= len(data)):
+        raise WireError("a buffer lies outside its frame")
+    return data[start : start + length]
+
+
+def _unpack_array(packed: Any, data: memoryview) -> Any:
+    import numpy
+
+    dtype = numpy.dtype(str(packed["d"]))
+    if dtype.kind not in _ARRAY_KINDS:
+        raise WireError(f"an array of dtype {dtype} is not taken from a guest")
+    raw = _place(packed, data)
+    shape = tuple(int(n) for n in packed["s"])
+    if len(shape) > 32 or any(n < 0 for n in shape):
+        raise WireError("an array with an impossible shape")
+    if dtype.itemsize == 0:  # numpy.frombuffer refuses the empty string dtype
+        return numpy.zeros(shape, dtype) if not len(raw) and _product(shape) <= MAX_DATA else _refuse("array size")
+    return numpy.frombuffer(raw, dtype).reshape(shape).copy()  # a copy: aligned, writable, and its own
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for n in shape:
+        total *= n
+    return total
+
+
+def _refuse(what: str) -> Any:
+    raise WireError(f"refused: {what}")
+
+
+def _unpack_scalar(packed: Any, data: memoryview) -> Any:
+    return _unpack_array(packed, data)[()]
+
+
+def _unpack_object_array(packed: Any, data: memoryview) -> Any:
+    import numpy
+
+    items = [_unpack(item, data) for item in packed["v"]]
+    whole = numpy.empty(len(items), dtype=object)
+    whole[:] = items
+    return whole.reshape([int(n) for n in packed["s"]])
+
+
+_DECODERS = {
+    "m": lambda p, d: {_unpack(k, d): _unpack(v, d) for k, v in p["v"]},
+    "b": lambda p, d: bytes(_place(p, d)),
+    "c": lambda p, d: complex(*p["v"]),
+    "s": lambda p, d: {_unpack(item, d) for item in p["v"]},
+    "t": lambda p, d: tuple(_unpack(item, d) for item in p["v"]),
+    "o": lambda p, d: Opaque(p["v"]),
+    "a": _unpack_array,
+    "n": _unpack_scalar,
+    "oa": _unpack_object_array,
+}
