@@ -20,7 +20,6 @@ _INT64 = struct.Struct("<q")
 Packed = bytes | memoryview
 
 
-
 class _Leaf(NamedTuple):
     nbytes: int
     pack: Callable[[Any], Packed]
@@ -45,7 +44,8 @@ class Codec:
         leaf = _leaf(space)
         self._graphs = _holds_graph(space)
         self.nbytes: int | None = leaf.nbytes if leaf else None
-        self.array: tuple[Any, tuple[int, ...]] | None = None  # dtype and shape, where a value is one array or number
+        # dtype and shape, where a value is one array or number
+        self.array: tuple[Any, tuple[int, ...]] | None = None
         if leaf:
             self._pack, self._unpack, self._exact = leaf.pack, leaf.unpack, leaf.exact
             if not isinstance(space, (spaces.Tuple, spaces.Dict)):
@@ -162,7 +162,9 @@ def _array_leaf(dtype: Any, shape: tuple[int, ...]) -> _Leaf:
 def _cast(value: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     array = np.asarray(value)
     if array.shape != shape or array.dtype.kind not in "biuf":
-        raise ValueError(f"an array of dtype {array.dtype} and shape {array.shape}, where the space has {dtype} {shape}")
+        raise ValueError(
+            f"{array.dtype} of shape {array.shape}, where the space has {dtype} of shape {shape}"
+        )
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
     if dtype.kind != "f" and not (cast == array).all():
@@ -191,7 +193,7 @@ def _discrete_leaf(dtype: Any) -> _Leaf:
     return _Leaf(dtype.itemsize, pack, unpack, exact)
 
 
-def _composite_leaf(keys: list[Any], parts: list[Space[Any]], kind: type) -> _Leaf | None:
+def _composite_leaf(keys: list[Any], parts: list[Space[Any]], kind: type[Any]) -> _Leaf | None:
     found = [_leaf(part) for part in parts]
     leaves = [leaf for leaf in found if leaf is not None]
     if len(leaves) < len(found):
@@ -202,7 +204,8 @@ def _composite_leaf(keys: list[Any], parts: list[Space[Any]], kind: type) -> _Le
     checks = [(key, leaf.exact) for key, leaf in zip(keys, leaves)]
 
     def exact(value: Any) -> bool:
-        if type(value) is not kind or len(value) != len(keys):
+        form: Any = type(value)
+        if form is not kind or len(value) != len(keys):
             return False
         return all((kind is tuple or key in value) and check(value[key]) for key, check in checks)
 

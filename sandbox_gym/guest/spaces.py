@@ -21,7 +21,9 @@ MAX_SPACE_BYTES = 64 << 20  # of all bounds of all boxes of one description
 _MAX_SPACES = 10_000
 _MAX_DEPTH = 32
 _MAX_TEXT = 1 << 24
-_OPEN_TEXT = 1024  # the length allowed of a text whose space is a class of the environment's own (MiniGrid's missions)
+_OPEN_TEXT = (
+    1024  # the length allowed where a text's space is a class of the environment's own, as in MiniGrid
+)
 _PRINTABLE = "".join(map(chr, range(32, 127)))
 
 
@@ -41,7 +43,15 @@ def build(description: Any) -> Space[Any]:
         return _Builder().build(description, 0)
     except WireError:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        AssertionError,
+        OverflowError,
+    ) as error:
         raise WireError(f"no description of a space: {type(error).__name__}: {error}") from None
 
 
@@ -111,7 +121,7 @@ def _box(data: Any, build: _Build, spend: _Spend) -> Space[Any]:
     dtype, shape, flags = _dtype(data["dtype"], "biuf"), _shape(data["shape"]), np.dtype(bool)
     low, high = (_thick(data[key], shape, dtype, spend) for key in ("low", "high"))
     below, above = (_thick(data[key], shape, flags, spend) for key in ("below", "above"))
-    box: Any = spaces.Box(low, high, shape, dtype)
+    box: spaces.Box[Any] = spaces.Box(low, high, shape, dtype)
     if dtype.kind != "f":  # an integer box forgets which of its bounds were infinite
         box.bounded_below, box.bounded_above = below, above
     return box
@@ -126,8 +136,8 @@ def _discrete(data: Any, build: _Build, spend: _Spend) -> Space[Any]:
     bounds = np.iinfo(dtype)
     if not (bounds.min <= start and 0 < n <= bounds.max and start + n - 1 <= bounds.max):
         raise WireError(f"a Discrete space of {n} from {start}")
-    made: Any = spaces.Discrete
-    return made(n, start=start, dtype=dtype.type) if dtype != np.int64 else made(n, start=start)
+    space: Space[Any] = spaces.Discrete(n, start=start, dtype=dtype.type)
+    return space
 
 
 def _binary(data: Any, build: _Build, spend: _Spend) -> Space[Any]:
@@ -147,8 +157,8 @@ def _multi_data(space: spaces.MultiDiscrete) -> dict[str, Any]:
 def _multi(data: Any, build: _Build, spend: _Spend) -> Space[Any]:
     dtype, shape = _dtype(data["dtype"], "iu"), _shape(data["shape"])
     nvec, start = (_thick(data[key], shape, dtype, spend) for key in ("nvec", "start"))
-    made: Any = spaces.MultiDiscrete
-    return made(nvec, dtype=dtype.type, start=start)  # type: ignore[no-any-return]
+    space: Space[Any] = spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
+    return space
 
 
 def _text_data(space: spaces.Text) -> dict[str, Any]:
@@ -200,7 +210,11 @@ _KINDS: dict[str, tuple[type[Any], Callable[[Any], dict[str, Any]], Callable[[An
     "text": (spaces.Text, _text_data, _text),
     "tuple": (spaces.Tuple, _parts, _tuple),
     "dict": (spaces.Dict, lambda s: {"spaces": [[k, describe(v)] for k, v in s.spaces.items()]}, _dict),
-    "sequence": (spaces.Sequence, lambda s: {"space": describe(s.feature_space), "stack": s.stack}, _sequence),
+    "sequence": (
+        spaces.Sequence,
+        lambda s: {"space": describe(s.feature_space), "stack": s.stack},
+        _sequence,
+    ),
     "graph": (
         spaces.Graph,
         lambda s: {"node": describe(s.node_space), "edge": s.edge_space and describe(s.edge_space)},

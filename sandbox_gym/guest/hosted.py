@@ -1,0 +1,282 @@
+"""A Gymnasium environment that lives in the guest, driven by messages.
+
+Every value is plain data through `wire`, but STEP, the hot path:
+
+    request   `Codec.encode(action)`: the action's raw bytes, or meta where it is not of the space's form
+    reply     data = STEP_RESULT(reward, terminated, truncated), then what `Codec.reply` says: the observation's raw bytes
+              first where its size is fixed, then the buffers of info; meta = info, empty where info is
+
+RESET answers `[Codec.dump(observation), info]`, so there too a fixed-size observation's bytes come first in data.
+No thread, child, pipe or socket is made here: the fork engine would refuse the guest.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from .spaces import Codec, describe
+from .wire import STEP_RESULT, Frame, Op
+
+# Packages whose import registers their ids: Gymnasium loads no plugins since 1.0.
+_HOMES = {
+    "ALE/": "ale_py",
+    "MiniGrid-": "minigrid",
+    "BabyAI-": "minigrid",
+    "NetHack": "nle",
+    "MiniHack": "minihack",
+}
+_MAX_ROLLOUT_BYTES = 256 << 20  # of observations that one rollout may bring back
+
+
+class Hosted:
+    def __init__(self) -> None:
+        self._made: gymnasium.Env[Any, Any] | None = None
+        self._last: tuple[Any, ...] | None = (
+            None  # the last observation and info, as `Codec.reply` wrote them
+        )
+        self._ended = False, False
+        self._handlers: dict[Op, Callable[..., Any]] = {
+            Op.MAKE: self._make,
+            Op.RESET: self._reset,
+            Op.RENDER: self._render,
+            Op.ROLLOUT: self._rollout,
+            Op.CLOSE: self._close,
+        }
+
+    def handle(self, op: Op, value: Any) -> Any:
+        """The answer to a request; what the environment raises goes through as it is."""
+        handler = self._handlers.get(op)
+        if handler is None:
+            raise ValueError(f"a hosted environment knows no {op.name}")
+        return handler(**(value or {}))
+
+    def step(self, frame: Frame) -> tuple[Any, ...]:
+        """A STEP frame's reply, `(meta, *data)`."""
+        reward, terminated, truncated = self._step(self._actions.decode(frame.meta, frame.data))
+        assert self._last is not None
+        return self._last[0], STEP_RESULT.pack(reward, terminated, truncated), *self._last[1:]
+
+    def reseed(self, seed: int) -> None:
+        """New chance from here on: every generator that the environment, its wrappers or its spaces hold."""
+        if self._made is None:
+            return
+        layers: list[Any] = [self._made]
+        while isinstance(layers[-1], gymnasium.Wrapper):
+            layers.append(layers[-1].env)
+        for place, layer in enumerate(layers):
+            for name, generator in list(vars(layer).items()):
+                _reseed_generator(generator, seed, place, name)
+            for name in ("action_space", "observation_space"):
+                space = vars(layer).get(name)
+                if isinstance(space, gymnasium.Space):
+                    space.seed(_word(seed, place, name))
+        self._sampler.seed(_word(seed, len(layers)))
+        hook = getattr(self._made.unwrapped, "reseed", None)
+        if callable(hook):
+            hook(seed)
+
+    # ---- handlers ---------------------------------------------------------------------------------------------
+
+    def _make(
+        self,
+        env_id: str | None = None,
+        entry_point: str | None = None,
+        env_kwargs: dict[str, Any] | None = None,
+        render_mode: str | None = None,
+        max_episode_steps: int | None = None,
+    ) -> dict[str, Any]:
+        kwargs = dict(env_kwargs or {})
+        if render_mode is not None:
+            kwargs["render_mode"] = render_mode
+        if max_episode_steps is not None:
+            kwargs["max_episode_steps"] = max_episode_steps
+        if entry_point is not None:
+            what: Any = EnvSpec("sandbox_gym/Hosted-v0", entry_point=entry_point)
+        elif env_id is not None:
+            _import_home(env_id)
+            what = env_id
+        else:
+            raise ValueError("MAKE takes an env_id or an entry_point")
+        env: gymnasium.Env[Any, Any] = gymnasium.make(what, disable_env_checker=True, **kwargs)
+        self._made = env
+        self._actions = Codec(env.action_space)
+        self._observations = Codec(env.observation_space)
+        self._sampler = copy.deepcopy(env.action_space)
+        spec = env.spec
+        return {
+            "observation_space": describe(env.observation_space),
+            "action_space": describe(env.action_space),
+            "metadata": {str(key): value for key, value in env.metadata.items()},
+            "render_mode": env.render_mode,
+            "name": str(env),
+            "spec": {
+                "id": spec.id if spec and entry_point is None else entry_point,
+                "max_episode_steps": spec.max_episode_steps if spec else None,
+                "reward_threshold": spec.reward_threshold if spec else None,
+                "nondeterministic": bool(spec and spec.nondeterministic),
+            },
+        }
+
+    @property
+    def _env(self) -> gymnasium.Env[Any, Any]:
+        if self._made is None:
+            raise gymnasium.error.ClosedEnvironmentError("the hosted environment is closed")
+        return self._made
+
+    def _reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None, again: bool = False
+    ) -> list[Any]:
+        """`again`: not a reset, but the last observation and info once more, for a copy's new owner."""
+        if again:
+            if self._last is None:
+                raise gymnasium.error.ResetNeeded(
+                    "Cannot go on from this snapshot before calling env.reset()"
+                )
+            meta, *blocks = self._last
+            observation, info = self._observations.read(meta, memoryview(b"".join(blocks)))
+        else:
+            observation, info = self._env.reset(seed=seed, options=options)
+            self._remember(observation, info)
+            self._ended = False, False
+        return [self._observations.dump(observation), info]
+
+    def _step(self, action: Any) -> tuple[float, bool, bool]:
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        reward = float(reward)
+        if not math.isfinite(reward):
+            raise ValueError(f"the environment's reward is {reward}, which is no finite number")
+        self._remember(observation, info)
+        self._ended = terminated, truncated = bool(terminated), bool(truncated)
+        return reward, terminated, truncated
+
+    def _remember(self, observation: Any, info: Any) -> None:
+        if not isinstance(info, dict):
+            raise TypeError(f"the environment's info is a {type(info).__name__}, not a dict")
+        try:
+            self._last = self._observations.reply(observation, info)
+        except (TypeError, ValueError) as error:
+            space = self._observations.space
+            raise ValueError(
+                f"the environment's observation does not fit its space {space}: {error}"
+            ) from error
+
+    def _render(self) -> Any:
+        frame = self._env.render()
+        return frame if isinstance(frame, (np.ndarray, list, str, type(None))) else _text(frame)
+
+    def _rollout(
+        self,
+        actions: list[Any] | None = None,
+        policy: str | None = None,
+        first: list[Any] | None = None,
+        max_steps: int = 1000,
+        seed: int | None = None,
+        discount: float = 1.0,
+        observations: bool = False,
+    ) -> dict[str, Any]:
+        """Steps until the episode ends, or the actions or max_steps do. `first`, a list of one action, goes ahead of them
+        all and is not counted. An episode that is over already makes no step.
+        """
+        queue = list(first or ()) + list(actions or ())
+        if policy not in (None, "random"):
+            raise ValueError(f"no policy {policy!r}: there is 'random'")
+        if seed is not None:
+            self._sampler.seed(seed)
+        limit = len(queue) if policy is None else len(queue) + max_steps
+        taken: list[Any] = []
+        seen: list[tuple[bytes, bytes]] = []
+        rewards: list[float] = []
+        value, weight, held = 0.0, 1.0, 0
+        while len(rewards) < limit and not any(self._ended):
+            action = (
+                self._sampler.sample()
+                if len(rewards) >= len(queue)
+                else self._actions.refine(queue[len(rewards)])
+            )
+            reward, _, _ = self._step(action)
+            taken.append(action)
+            rewards.append(reward)
+            value += weight * reward
+            weight *= discount
+            if observations:
+                seen.append(self._current())
+                held += sum(map(len, seen[-1]))
+                if held > _MAX_ROLLOUT_BYTES:
+                    raise ValueError(
+                        f"the rollout's observations take over {_MAX_ROLLOUT_BYTES} bytes: make it shorter"
+                    )
+        return {
+            "actions": self._pile(self._actions, taken) if policy else None,
+            "observations": self._gather(seen) if observations else None,
+            "rewards": np.array(rewards, np.float64),
+            "terminated": self._ended[0],
+            "truncated": self._ended[1],
+            "value": value,
+            "length": len(rewards),
+        }
+
+    def _current(self) -> tuple[bytes, bytes]:
+        """The last observation, in bytes that no later step changes."""
+        assert self._last is not None
+        if self._observations.nbytes is not None:
+            return b"", bytes(self._last[1])
+        return self._last[0], b"".join(self._last[1:])
+
+    def _gather(self, seen: list[tuple[bytes, bytes]]) -> Any:
+        if self._observations.nbytes is not None:
+            return b"".join(data for _, data in seen)
+        return [self._observations.read(meta, memoryview(data))[0] for meta, data in seen]
+
+    @staticmethod
+    def _pile(codec: Codec, values: list[Any]) -> Any:
+        return values if codec.nbytes is None else b"".join(map(codec.pack, values))
+
+    def _close(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            made.close()
+
+
+def _text(frame: Any) -> Any:
+    getvalue = getattr(frame, "getvalue", None)  # some text renderers hand out a StringIO
+    return getvalue() if callable(getvalue) else frame
+
+
+def _import_home(env_id: str) -> None:
+    """Imports the package that registers an id. `"module:Id-v0"` is Gymnasium's own rule."""
+    if ":" in env_id or env_id in gymnasium.registry:
+        return
+    for prefix, module in _HOMES.items():
+        if env_id.startswith(prefix):
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                raise gymnasium.error.DependencyNotInstalled(
+                    f"{env_id} needs the package {module}, which is not installed in the sandbox"
+                ) from error
+
+
+def _word(*entropy: int | str) -> int:
+    """31 bits of a seed sequence: a seed that every kind of generator takes."""
+    words = [
+        int.from_bytes(part.encode(), "big") if isinstance(part, str) else part % 2**64 for part in entropy
+    ]
+    return int(np.random.SeedSequence(words).generate_state(1)[0]) >> 1
+
+
+def _reseed_generator(generator: Any, *entropy: int | str) -> None:
+    """In place, so that whoever else holds the generator sees it too."""
+    if isinstance(generator, np.random.Generator):
+        bits: Any = generator.bit_generator
+        bits.state = type(bits)(_word(*entropy)).state
+    elif isinstance(generator, (np.random.RandomState, random.Random)):
+        generator.seed(_word(*entropy))
