@@ -77,6 +77,8 @@ class Channel:
             raise ProtocolError(f"sandbox {self.name}: {error}") from None
         except OSError as error:
             raise SandboxDied(f"sandbox {self.name} is gone ({error.strerror})") from None
+        if frame.op == Op.READY and frame.status == Status.ERROR:
+            raise SandboxDied(f"sandbox {self.name}: its copy could not be set up: {frame.meta[:1000]!r}")
         if frame.op != op or frame.seq != self._seq:
             raise ProtocolError(f"sandbox {self.name} answered op {frame.op} seq {frame.seq}, not {op.name} {self._seq}")
         if frame.status != Status.OK:
@@ -93,9 +95,8 @@ class Channel:
 
     def replace(self, sock: socket.socket) -> None:
         """Goes on with another guest: the copy that took this one's place."""
-        self.sock.close()
+        self._connection.replace(sock)
         self.sock = sock
-        self._connection = wire.Connection(sock, takes_fds=False)
         self._timeouts.clear()
 
     def detach(self) -> socket.socket:

@@ -13,9 +13,8 @@ from sandbox_gym.guest import syscalls, wire
 from sandbox_gym.guest.wire import HEADER, Op, Status
 
 from . import overlay
-from .cgroups import Groups
-from .disk import Store
 from .node import Family, Node
+from .spares import Parts, Spares
 from .spawn import Order, spawn
 
 _CREDENTIALS = struct.Struct("3i")
@@ -36,82 +35,72 @@ class Expected:
 
 
 class Maker:
-    """Makes the parts that every new guest needs, in one place for first guests and copies."""
+    """Puts a guest's parts together and starts it: from nothing, or as a copy."""
 
-    def __init__(self, store: Store, groups: Groups, userns_fd: int, owner: int) -> None:
-        self.store = store
-        self.groups = groups
+    def __init__(self, spares: Spares, userns_fd: int) -> None:
+        self.spares = spares
         self._userns_fd = userns_fd
-        self._owner = owner
-        self._count = 0
 
     def first(self, family: Family, name: str | None) -> Node:
         """Starts a family's first guest. Raises OSError."""
-        node, theirs, root = self._parts(family, None, name)
+        node, parts, root = self._assemble(family, None, name)
         attached = attach(family)
         spec, rootfs = family.spec, family.rootfs
+        order = Order(
+            self._userns_fd,
+            parts.netns_fd,
+            root,
+            attached,
+            parts.theirs.fileno(),
+            rootfs.python,
+            rootfs.path,
+            dict(spec.env),
+            "sandbox",
+        )
         try:
-            spawn(
-                Order(
-                    self._userns_fd, root, attached, theirs.fileno(), rootfs.python, rootfs.path, dict(spec.env), "sandbox"
-                )
-            )
+            spawn(order)
         except OSError:
             self.discard(node)
             raise
         finally:
-            theirs.close()
-            _close(root, attached)
+            _close(parts, root, attached)
         return node
 
     def copy(self, source: Node, name: str | None) -> Node:
         """Asks a guest to clone itself. Raises OSError, CopyFailed."""
         source.freeze_disk()
-        node, theirs, root = self._parts(source.family, source, name)
+        node, parts, root = self._assemble(source.family, source, name)
         attached = attach(source.family)
         targets = [target for _, target in attached]
         meta = wire.encode({"attach": targets})[0] if targets else b""
+        fds = [parts.theirs.fileno(), root, parts.netns_fd, *(fd for fd, _ in attached)]
         try:
-            control = wire.Connection(source.control, takes_fds=False)
-            control.send(Op.CLONE, 0, 0, meta, fds=[theirs.fileno(), root, *(fd for fd, _ in attached)])
+            wire.send(source.control, Op.CLONE, 0, 0, meta, fds=fds)
         except OSError as error:
             self.discard(node)
             raise CopyFailed(f"the origin's process is gone ({error.strerror})") from None
         finally:
-            theirs.close()
-            _close(root, attached)
+            _close(parts, root, attached)
         return node
 
-    def _parts(self, family: Family, source: Node | None, name: str | None) -> tuple[Node, socket.socket, int]:
-        self._count += 1
-        limits = family.spec.limits
-        used = source.disk_bytes() if source is not None else 0
-        layer = self.store.make(limits, used, self._owner)
-        group = None
+    def _assemble(self, family: Family, source: Node | None, name: str | None) -> tuple[Node, Parts, int]:
+        parts = self.spares.take(family.spec.limits, source.disk_bytes() if source is not None else 0)
+        below = source.layers if source is not None else ()
+        layer = parts.layer
         try:
-            below = source.layers if source is not None else ()
             root = overlay.mount(layer.upper, layer.work, [b.lower for b in below], family.base)
-            try:
-                group = self.groups.make(f"{self._count}", limits)
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            except OSError:
-                os.close(root)
-                raise
         except OSError:
-            if group is not None:
-                group.remove()
-            layer.drop()
+            parts.discard()
             raise
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        inode = os.fstat(theirs.fileno()).st_ino
+        inode = os.fstat(parts.theirs.fileno()).st_ino
         depth = source.depth + 1 if source is not None else 0
-        node = Node("", name or "", family, source, layer, below, group, ours, inode, depth)
+        node = Node("", name or "", family, source, layer, below, parts.group, parts.control, inode, depth)
         if source is not None:
             source.children.add(node)
-        return node, theirs, root
+        return node, parts, root
 
     def discard(self, node: Node) -> None:
-        """Undoes `_parts` for a node whose guest never came."""
+        """Undoes `_assemble` for a node whose guest never came."""
         node.control.close()
         node.group.remove()
         node.layer.drop()
@@ -157,7 +146,10 @@ def read_refusal(source: Node) -> str:
     return str(info.get("message", "")) if isinstance(info, dict) else "it broke the protocol"
 
 
-def _close(root: int, attached: list[tuple[int, str]]) -> None:
+def _close(parts: Parts, root: int, attached: list[tuple[int, str]]) -> None:
+    """What the guest has now, or will never have."""
+    parts.theirs.close()
+    os.close(parts.netns_fd)
     os.close(root)
     for fd, _ in attached:
         os.close(fd)

@@ -35,13 +35,15 @@ _QGROUP_LIMIT = _ioctl(43, 48, 2)
 _ENABLE_SIMPLE_QUOTA = 4  # since Linux 6.7
 _LIMIT_MAX_RFER = 1
 _SPARSE_BYTES = 1 << 40
+_LEAST_BYTES = 1 << 16
 
 
 class Layer:
     """One sandbox's writable layer; once frozen, a read-only layer under the copies of its snapshot."""
 
-    def __init__(self, folder: str, owner: int, drop: Callable[[], None]) -> None:
+    def __init__(self, folder: str, owner: int, drop: Callable[[], None], fd: int = -1) -> None:
         self.folder = folder
+        self.fd = fd  # of the mount that it is, where it is one of its own
         self.upper, self.work = f"{folder}/u", f"{folder}/w"
         self.lower = self.upper
         self._drop = drop
@@ -88,20 +90,24 @@ class BtrfsStore:
         except OSError as error:
             raise BackendUnavailable(f"this kernel's btrfs has no simple quotas ({error.strerror})") from None
 
-    def make(self, limits: Limits, used: int, owner: int) -> Layer:
-        """A fresh layer that may hold what the limit leaves after `used` bytes of frozen layers below it."""
+    def make(self, limits: Limits, owner: int) -> Layer:
         self._count += 1
         name = f"{self._count}"
         fcntl.ioctl(self._root, _SUBVOL_CREATE, bytearray(struct.pack("q4088s", 0, name.encode())))
-        folder = f"{self._folder}/{name}"
-        if limits.disk_bytes is not None:
-            fd = os.open(folder, os.O_RDONLY)
-            try:
-                left = max(1 << 16, limits.disk_bytes - used)
-                fcntl.ioctl(fd, _QGROUP_LIMIT, struct.pack("QQQQQQ", 0, _LIMIT_MAX_RFER, left, 0, 0, 0))
-            finally:
-                os.close(fd)
-        return Layer(folder, owner, lambda: self._destroy(name))
+        layer = Layer(f"{self._folder}/{name}", owner, lambda: self._destroy(name))
+        self.limit(layer, limits, 0)
+        return layer
+
+    def limit(self, layer: Layer, limits: Limits, used: int) -> None:
+        """Bounds a layer to what the disk limit leaves after `used` bytes of frozen layers below it."""
+        if limits.disk_bytes is None:
+            return
+        fd = os.open(layer.folder, os.O_RDONLY)
+        try:
+            left = max(_LEAST_BYTES, limits.disk_bytes - used)
+            fcntl.ioctl(fd, _QGROUP_LIMIT, struct.pack("QQQQQQ", 0, _LIMIT_MAX_RFER, left, 0, 0, 0))
+        finally:
+            os.close(fd)
 
     def _destroy(self, name: str) -> None:
         fcntl.ioctl(self._root, _SNAP_DESTROY, bytearray(struct.pack("q4088s", 0, name.encode())))
@@ -110,16 +116,26 @@ class BtrfsStore:
 class TmpfsStore:
     kind = "tmpfs"
 
-    def make(self, limits: Limits, used: int, owner: int) -> Layer:
+    def make(self, limits: Limits, owner: int) -> Layer:
         context = syscalls.fsopen("tmpfs")
         try:
             if limits.disk_bytes is not None:
-                syscalls.fsconfig_string(context, "size", str(max(1 << 16, limits.disk_bytes - used)))
+                syscalls.fsconfig_string(context, "size", str(limits.disk_bytes))
             syscalls.fsconfig_create(context)
             fd = syscalls.fsmount(context)
         finally:
             os.close(context)
-        return Layer(f"/proc/self/fd/{fd}", owner, lambda: os.close(fd))
+        return Layer(f"/proc/self/fd/{fd}", owner, lambda: os.close(fd), fd)
+
+    def limit(self, layer: Layer, limits: Limits, used: int) -> None:
+        if limits.disk_bytes is None:
+            return
+        context = syscalls.fspick(layer.fd)
+        try:
+            syscalls.fsconfig_string(context, "size", str(max(_LEAST_BYTES, limits.disk_bytes - used)))
+            syscalls.fsconfig_reconfigure(context)
+        finally:
+            os.close(context)
 
 
 Store = BtrfsStore | TmpfsStore

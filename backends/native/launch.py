@@ -20,6 +20,7 @@ from sandbox_gym.guest import syscalls
 
 from . import cgroups, disk, registry
 from .copies import Maker
+from .spares import NetnsFactory, Spares
 from .spawn import make_userns
 from .supervisor import Supervisor
 
@@ -84,7 +85,7 @@ def _supervise(
         userns = make_userns(f"0 {first} {_ID_COUNT if privileged else 1}")
         groups = cgroups.Groups(hierarchy, supervisor_id)
         unenforced = [name for name, c in cgroups.LIMITS.items() if c not in hierarchy.roots]
-        maker = Maker(store, groups, userns, first)
+        maker = Maker(Spares(store, groups, NetnsFactory(userns), first), userns)
         supervisor = Supervisor(folder, maker, userns, privileged=privileged, cap=cap, unenforced=unenforced)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(str(folder / "socket"))

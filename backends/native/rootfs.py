@@ -102,7 +102,7 @@ def build(spec: SandboxSpec, folder: Path, privileged: bool) -> Rootfs:
 
 
 def _host(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) -> Rootfs:
-    rootfs = Rootfs(sys.executable, list(spec.python_path), folder, "/" if privileged else None)
+    rootfs = Rootfs(_interpreter(), list(spec.python_path), folder, "/" if privileged else None)
     device = os.stat("/").st_dev
     for path in (*_SYSTEM, *_CONFIG_FOLDERS):
         _show(path, root, rootfs, device, privileged)
@@ -165,12 +165,23 @@ def _show(path: str, root: Path, rootfs: Rootfs, device: int, privileged: bool) 
         rootfs.attached.append((path, path))
 
 
+def _interpreter() -> str:
+    """This Python by a path without links in its folders, since links outside of what is shown lead nowhere inside. The
+    last part may be one: from it a virtual environment knows itself.
+    """
+    folder, name = os.path.split(sys.executable)
+    return os.path.join(os.path.realpath(folder), name)
+
+
 def python_folders(extra: Sequence[str] = ()) -> list[str]:
     """The running Python's own folders that lie outside the system's, outermost first: prefixes and what of sys.path is
     installed. Never the working directory, a script's folder or a home folder: those may hold secrets.
     """
     wanted = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     wanted |= {os.path.dirname(os.path.realpath(sys.executable)), *extra}
+    environment = os.path.dirname(os.path.dirname(_interpreter()))
+    if os.path.exists(os.path.join(environment, "pyvenv.cfg")):  # sys.prefix misses it here: no `site` (-S) ran
+        wanted.add(environment)
     found: list[str] = []
     for entry in sorted({os.path.realpath(path) for path in wanted if os.path.isdir(path)}):
         inside_system = any(entry == s or entry.startswith(s + "/") for s in _SYSTEM)

@@ -35,6 +35,7 @@ class Order:
     """Everything the child needs, made by the supervisor before it forks."""
 
     userns_fd: int
+    netns_fd: int
     root_fd: int
     attached: Sequence[tuple[int, str]]
     control_fd: int
@@ -76,6 +77,7 @@ def _enter(order: Order) -> NoReturn:
         syscalls.setns(order.userns_fd, syscalls.CLONE_NEWUSER)
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
+        syscalls.setns(order.netns_fd, syscalls.CLONE_NEWNET)
         syscalls.unshare(syscalls.CLONE_SANDBOX)
         if os.fork():
             os._exit(0)

@@ -59,7 +59,10 @@ class Supervisor:
 
     def run(self) -> None:
         while True:
-            for fd, events in self._poll.poll(self._patience()):
+            ready = self._poll.poll(0)
+            if not ready and not self._maker.spares.refill():
+                ready = self._poll.poll(self._patience())
+            for fd, events in ready:
                 handler = self._handlers.get(fd)
                 if handler is not None:
                     handler(events)

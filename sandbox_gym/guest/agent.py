@@ -97,12 +97,9 @@ class Agent:
     def _clone(self, frame: Frame) -> None:
         """A copy of this process in namespaces of its own; returns in both, with the copy on its own socket."""
         try:
-            connection = self._copying.clone(self.connection, frame)
+            self._copying.clone(self.connection, frame)
         except OSError as error:
             self._fail(frame, error)
-            return
-        if connection is not None:
-            self.connection = connection
 
 
 def main() -> NoReturn:

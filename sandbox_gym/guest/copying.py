@@ -11,21 +11,21 @@ import os
 import signal
 import socket
 import stat
-import sys
 from typing import Any
 
 from . import wire
 from .syscalls import (
+    CLONE_NEWNET,
     CLONE_SANDBOX,
     MNT_DETACH,
     MS_NODEV,
     MS_NOEXEC,
     MS_NOSUID,
     clone,
-    loopback_up,
     mount,
     move_mount,
     pivot_root,
+    setns,
     umount2,
 )
 from .wire import Connection, Frame, Op
@@ -37,9 +37,9 @@ class Copier:
         self._cwd = "/"
         self._on_child: Any = signal.SIG_DFL
 
-    def clone(self, connection: Connection, frame: Frame) -> Connection | None:
-        """The copy's new connection in the copy, None in the original. Raises OSError where the kernel refuses."""
-        control, root, *attached = frame.fds
+    def clone(self, connection: Connection, frame: Frame) -> None:
+        """Returns in both; the copy's connection is then its own. Raises OSError where the kernel refuses."""
+        control, root, netns, *attached = frame.fds
         try:
             if self._open_files is None:  # the first copy ever: from now on this process never changes again
                 self._look_at_open_files({connection.sock.fileno(), *frame.fds})
@@ -57,17 +57,22 @@ class Copier:
         if pid:
             for fd in frame.fds:
                 os.close(fd)
-            return None
+            return
+        sock = socket.socket(fileno=control)
         try:
-            return self._become(connection, control, root, attached, wire.decode(frame.meta, frame.data))
+            # Announced first: the supervisor and the client do their part while this process moves in.
+            wire.send(sock, Op.READY)
+            self._move_in(root, netns, attached, wire.decode(frame.meta, frame.data))
         except BaseException as error:  # a half-made copy must never run on
-            socket.socket(fileno=control).send(wire.HEADER.pack(Op.READY, wire.Status.ERROR, 0, 0, 0))
-            sys.stderr.write(f"copy failed: {error!r}\n")
+            wire.send(sock, Op.READY, wire.Status.ERROR, 0, f"{type(error).__name__}: {error}".encode())
             os._exit(1)
+        connection.replace(sock)
 
-    def _become(self, old: Connection, control: int, root: int, attached: list[int], value: Any) -> Connection:
-        signal.signal(signal.SIGCHLD, self._on_child)
+    def _move_in(self, root: int, netns: int, attached: list[int], value: Any) -> None:
+        setns(netns, CLONE_NEWNET)
+        os.close(netns)
         enter_root(root, attached, value["attach"] if value else [])
+        signal.signal(signal.SIGCHLD, self._on_child)
         for fd, path, flags, offset, seekable in self._open_files or ():
             reopened = os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
             if seekable:
@@ -76,10 +81,6 @@ class Copier:
             os.close(reopened)
         os.chdir(self._cwd)
         self._open_files = None
-        old.close()
-        connection = Connection(socket.socket(fileno=control), takes_fds=True)
-        connection.send(Op.READY)
-        return connection
 
     def _look_at_open_files(self, ours: set[int]) -> None:
         """Every descriptor on the disk: the copy opens it again at the same place, on its own disk."""
@@ -113,4 +114,3 @@ def enter_root(root: int, attached: list[int], targets: list[str]) -> None:
     pivot_root(".", ".")
     umount2(".", MNT_DETACH)
     os.chdir("/")
-    loopback_up()

@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 HEADER = struct.Struct("<BBHIQ")  # op, status, seq, meta length, data length
@@ -66,6 +67,20 @@ class Frame(NamedTuple):
     fds: list[int]
 
 
+def send(
+    sock: socket.socket, op: int, status: int = 0, seq: int = 0, meta: bytes = b"", *data: Any, fds: Sequence[int] = ()
+) -> None:
+    """One frame out."""
+    length = 0
+    for block in data:
+        length += block.nbytes if isinstance(block, memoryview) else len(block)
+    blocks = [HEADER.pack(op, status, seq, len(meta), length), *data, meta]
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sent = sock.sendmsg(blocks, rights)
+    if sent < HEADER.size + length + len(meta):
+        sock.sendall(memoryview(b"".join(blocks))[sent:])
+
+
 class Connection:
     """Frames over a connected stream socket. Blocking calls; time-outs are the socket's own (SO_RCVTIMEO).
 
@@ -78,17 +93,8 @@ class Connection:
         self._takes_fds = takes_fds
         self._buffer = bytearray(_BUFFER)
 
-    def send(self, op: int, status: int = 0, seq: int = 0, meta: bytes = b"", *data: Any, fds: list[int] = []) -> None:  # noqa: B006
-        length = 0
-        for block in data:
-            length += block.nbytes if isinstance(block, memoryview) else len(block)
-        blocks = [HEADER.pack(op, status, seq, len(meta), length), *data, meta]
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        sent = self.sock.sendmsg(blocks, rights)
-        total = HEADER.size + length + len(meta)
-        if sent < total:
-            rest = memoryview(b"".join(blocks))[sent:]
-            self.sock.sendall(rest)
+    def send(self, op: int, status: int = 0, seq: int = 0, meta: bytes = b"", *data: Any) -> None:
+        send(self.sock, op, status, seq, meta, *data)
 
     def receive(self) -> Frame:
         """The next frame. Raises EOFError when the other side is gone, WireError when it misbehaves."""
@@ -129,6 +135,11 @@ class Connection:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise BlockingIOError
         return count
+
+    def replace(self, sock: socket.socket) -> None:
+        """Goes on over another socket."""
+        self.sock.close()
+        self.sock = sock
 
     def close(self) -> None:
         self.sock.close()
@@ -206,7 +217,8 @@ def _pack(value: Any, buffers: _Buffers) -> Any:
         return _pack_array(value, buffers, numpy)
     if isinstance(value, tuple):
         return {"$": "t", "v": [_pack(item, buffers) for item in value]}
-    for base in (dict, list, str, bool, int, float):  # subclasses: OrderedDict, IntEnum, ...
+    bases: tuple[Any, ...] = (dict, list, str, bool, int, float)
+    for base in bases:  # subclasses: OrderedDict, IntEnum, ...
         if isinstance(value, base):
             return _pack(base(value), buffers)
     return {"$": "o", "v": _safe_repr(value)}

@@ -1,0 +1,131 @@
+"""Parts of a sandbox that can be made before anyone asks: its layer, its control group, its network namespace, its socket.
+
+They are most of what a restore would otherwise wait for. The supervisor makes them when it has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import NoReturn
+
+from sandbox_gym.api import Limits
+from sandbox_gym.guest import syscalls
+
+from .cgroups import Group, Groups
+from .disk import Layer, Store
+
+_KEPT = 8  # of each part; a burst beyond them makes its own
+
+
+@dataclass
+class Parts:
+    layer: Layer
+    group: Group
+    control: socket.socket  # the host's end
+    theirs: socket.socket  # the guest's end
+    netns_fd: int
+
+    def discard(self) -> None:
+        self.control.close()
+        self.theirs.close()
+        os.close(self.netns_fd)
+        self.group.remove()
+        self.layer.drop()
+
+
+class Spares:
+    def __init__(self, store: Store, groups: Groups, factory: NetnsFactory, owner: int) -> None:
+        self._store = store
+        self._groups = groups
+        self._factory = factory
+        self._owner = owner
+        self._count = 0
+        self._ready: dict[Limits, deque[Parts]] = {}
+        self._latest: Limits | None = None
+
+    def take(self, limits: Limits, used: int) -> Parts:
+        """Parts under these limits, of whose disk `used` bytes are taken by layers below. Raises OSError."""
+        self._latest = limits
+        waiting = self._ready.setdefault(limits, deque())
+        parts = waiting.popleft() if waiting else self._make(limits)
+        if used:
+            try:
+                self._store.limit(parts.layer, limits, used)
+            except OSError:
+                parts.discard()
+                raise
+        return parts
+
+    def refill(self) -> bool:
+        """Makes at most one more. False when there are enough."""
+        if self._latest is None:
+            return False
+        waiting = self._ready[self._latest]
+        if len(waiting) >= _KEPT:
+            return False
+        waiting.append(self._make(self._latest))
+        for limits in [key for key in self._ready if key != self._latest]:  # of limits that nobody uses now
+            for parts in self._ready.pop(limits):
+                parts.discard()
+        return True
+
+    def _make(self, limits: Limits) -> Parts:
+        self._count += 1
+        layer = self._store.make(limits, self._owner)
+        group = None
+        try:
+            group = self._groups.make(f"{self._count}", limits)
+            netns = self._factory.take()
+        except OSError:
+            if group is not None:
+                group.remove()
+            layer.drop()
+            raise
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        return Parts(layer, group, control, theirs, netns)
+
+
+class NetnsFactory:
+    """A process inside the guests' user namespace that makes network namespaces with `lo` up, one ahead of need.
+
+    A guest may only enter a network namespace that its own user namespace owns, and whoever enters that to make one
+    can't come back: so it isn't the supervisor itself.
+    """
+
+    def __init__(self, userns_fd: int) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            self._ours.close()
+            _make_namespaces(userns_fd, theirs)
+        theirs.close()
+        self._ours.send(b"1")
+
+    def take(self) -> int:
+        """A network namespace that nothing is in. Raises OSError when the kernel makes no more."""
+        block, ancillary, _, _ = self._ours.recvmsg(64, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        self._ours.send(b"1")
+        if block != b"ok":
+            raise OSError(int(block or b"5"), "no network namespace could be made")
+        return array.array("i", ancillary[0][2])[0]
+
+
+def _make_namespaces(userns_fd: int, sock: socket.socket) -> NoReturn:
+    try:
+        syscalls.setns(userns_fd, syscalls.CLONE_NEWUSER)
+        while sock.recv(1):
+            try:
+                syscalls.unshare(syscalls.CLONE_NEWNET)
+                syscalls.loopback_up()
+                fd = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                sock.send(str(error.errno).encode())
+                continue
+            sock.sendmsg([b"ok"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+            os.close(fd)
+    finally:
+        os._exit(0)
