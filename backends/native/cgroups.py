@@ -83,10 +83,12 @@ class Group:
         self._version = version
         self._by_controller = folders
         self._folders = list(dict.fromkeys(folders.values()))
+        self._members: list[int] = []  # cgroup.procs of each, open ahead of the moment that a guest waits for
 
     def make(self, limits: Limits) -> None:
         for folder in self._folders:
             folder.mkdir()
+            self._members.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         if limits.pids is not None:
             self._set("pids", "pids.max", str(limits.pids + 1))  # the guest's own process is not the user's
         if limits.memory_bytes is not None:
@@ -101,8 +103,14 @@ class Group:
                 self._set("cpu", "cpu.cfs_quota_us", str(quota))
 
     def add(self, pid: int) -> None:
-        for folder in self._folders:
-            _write(folder / "cgroup.procs", str(pid))
+        text = str(pid).encode()
+        for fd in self._members:
+            os.write(fd, text)
+        self._close()
+
+    def _close(self) -> None:
+        while self._members:
+            os.close(self._members.pop())
 
     def members(self) -> list[int]:
         """The processes in the group; empty when nothing can tell."""
@@ -135,6 +143,7 @@ class Group:
 
     def remove(self) -> bool:
         """False when a process is still leaving it: call again."""
+        self._close()
         for folder in list(self._folders):
             try:
                 os.rmdir(folder)

@@ -38,8 +38,10 @@ class Maker:
     """Puts a guest's parts together and starts it: from nothing, or as a copy."""
 
     def __init__(self, spares: Spares, userns_fd: int) -> None:
-        self.spares = spares
+        self._spares = spares
         self._userns_fd = userns_fd
+        self._hot: Node | None = None  # the snapshot restored last, when it was not for the first time
+        self._prepared: tuple[Node, Parts, int] | None = None  # the parts and the mounted disk of its next copy
 
     def first(self, family: Family, name: str | None) -> Node:
         """Starts a family's first guest. Raises OSError."""
@@ -69,6 +71,8 @@ class Maker:
     def copy(self, source: Node, name: str | None) -> Node:
         """Asks a guest to clone itself. Raises OSError, CopyFailed."""
         source.freeze_disk()
+        self._hot = source if source.copied else None
+        source.copied = True
         node, parts, root = self._assemble(source.family, source, name)
         attached = attach(source.family)
         targets = [target for _, target in attached]
@@ -83,21 +87,50 @@ class Maker:
             _close(parts, root, attached)
         return node
 
-    def _assemble(self, family: Family, source: Node | None, name: str | None) -> tuple[Node, Parts, int]:
-        parts = self.spares.take(family.spec.limits, source.disk_bytes() if source is not None else 0)
-        below = source.layers if source is not None else ()
-        layer = parts.layer
-        try:
-            root = overlay.mount(layer.upper, layer.work, [b.lower for b in below], family.base)
-        except OSError:
+    def prepare(self) -> bool:
+        """Makes one thing that the next requests are likely to need. False when all is there."""
+        if self._spares.refill():
+            return True
+        hot = self._hot
+        if hot is None or hot.pidfd < 0 or (self._prepared is not None and self._prepared[0] is hot):
+            return False
+        self.forget(None)
+        self._prepared = hot, *self._mount(hot.family, hot)
+        return True
+
+    def forget(self, source: Node | None) -> None:
+        """Gives up what was prepared for a snapshot that is gone (None: for any)."""
+        if self._prepared is not None and source in (None, self._prepared[0]):
+            _, parts, root = self._prepared
+            self._prepared = None
+            os.close(root)
             parts.discard()
-            raise
+        if source is self._hot:
+            self._hot = None
+
+    def _assemble(self, family: Family, source: Node | None, name: str | None) -> tuple[Node, Parts, int]:
+        if self._prepared is not None and self._prepared[0] is source:
+            _, parts, root = self._prepared
+            self._prepared = None
+        else:
+            parts, root = self._mount(family, source)
+        below = source.layers if source is not None else ()
         inode = os.fstat(parts.theirs.fileno()).st_ino
         depth = source.depth + 1 if source is not None else 0
-        node = Node("", name or "", family, source, layer, below, parts.group, parts.control, inode, depth)
+        node = Node("", name or "", family, source, parts.layer, below, parts.group, parts.control, inode, depth)
         if source is not None:
             source.children.add(node)
         return node, parts, root
+
+    def _mount(self, family: Family, source: Node | None) -> tuple[Parts, int]:
+        parts = self._spares.take(family.spec.limits, source.disk_bytes() if source is not None else 0)
+        below = source.layers if source is not None else ()
+        try:
+            root = overlay.mount(parts.layer.upper, parts.layer.work, [b.lower for b in below], family.base)
+        except OSError:
+            parts.discard()
+            raise
+        return parts, root
 
     def discard(self, node: Node) -> None:
         """Undoes `_assemble` for a node whose guest never came."""

@@ -60,7 +60,7 @@ class Supervisor:
     def run(self) -> None:
         while True:
             ready = self._poll.poll(0)
-            if not ready and not self._maker.spares.refill():
+            if not ready and (self._expected or not self._maker.prepare()):
                 ready = self._poll.poll(self._patience())
             for fd, events in ready:
                 handler = self._handlers.get(fd)
@@ -331,6 +331,7 @@ class Supervisor:
         os.close(node.pidfd)
         node.pidfd = -1
         self._reap()
+        self._maker.forget(node)
         killed = node.group.oom_kills()
         limit = node.family.spec.limits.memory_bytes
         reason = f"memory: its limit of {limit} bytes was reached" if killed and not node.reason else node.reason

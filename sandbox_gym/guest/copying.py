@@ -31,6 +31,9 @@ from .syscalls import (
 from .wire import Connection, Frame, Op
 
 
+_READY = wire.HEADER.pack(Op.READY, wire.Status.OK, 0, 0, 0)
+
+
 class Copier:
     def __init__(self) -> None:
         self._open_files: list[tuple[int, str, int, int, bool]] | None = None
@@ -58,10 +61,11 @@ class Copier:
             for fd in frame.fds:
                 os.close(fd)
             return
+        # Announced first: the supervisor and the client do their part while this process moves in. By the plainest call
+        # there is, since each page that a copy touches for the first time is a page fault.
+        os.write(control, _READY)
         sock = socket.socket(fileno=control)
         try:
-            # Announced first: the supervisor and the client do their part while this process moves in.
-            wire.send(sock, Op.READY)
             self._move_in(root, netns, attached, wire.decode(frame.meta, frame.data))
         except BaseException as error:  # a half-made copy must never run on
             wire.send(sock, Op.READY, wire.Status.ERROR, 0, f"{type(error).__name__}: {error}".encode())
