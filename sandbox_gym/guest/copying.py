@@ -6,6 +6,7 @@ answers on the socket that came with the request. What the copy does between is 
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -45,6 +46,7 @@ class Copier:
         control, root, netns, *attached = frame.fds
         try:
             if self._open_files is None:  # the first copy ever: from now on this process never changes again
+                _refuse_timers()
                 self._look_at_open_files({connection.sock.fileno(), *frame.fds})
                 gc.freeze()  # a collection in a copy would otherwise write to, and so duplicate, every page
                 # Copies that end are this process's children: ignored, so that none stays as a zombie.
@@ -104,6 +106,13 @@ class Copier:
             found.append((fd, path, int(fields["flags"], 8), int(fields["pos"]), seekable))
         self._open_files = found
         self._cwd = os.getcwd()
+
+
+def _refuse_timers() -> None:
+    """/proc doesn't show these, so the planner can't: fork drops them, and here they would go off in the frozen origin."""
+    for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        if signal.getitimer(which)[0]:
+            raise OSError(errno.EBUSY, "an interval timer is armed (alarm, setitimer)")
 
 
 def enter_root(root: int, attached: list[int], targets: list[str]) -> None:
