@@ -45,7 +45,7 @@ class Agent:
         """`handler(frame) -> (meta, *data)`: already bytes, so the hot path packs nothing twice."""
         try:
             meta, *data = handler(frame)
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             self._fail(frame, error)
         else:
             self.connection.send(frame.op, Status.OK, frame.seq, meta, *data)
@@ -54,7 +54,9 @@ class Agent:
         try:
             value = self._handle(Op(frame.op), wire.decode(frame.meta, frame.data))
             meta, buffers = wire.encode(value)
-        except Exception as error:
+            if len(meta) > wire.MAX_META or sum(map(len, buffers)) > wire.MAX_DATA:
+                raise ValueError(f"an answer of {len(meta)} bytes is over the bound of {wire.MAX_META}")
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             self._fail(frame, error)
         else:
             self.connection.send(frame.op, Status.OK, frame.seq, meta, *buffers)
@@ -66,6 +68,7 @@ class Agent:
 
     def _handle(self, op: Op, value: Any) -> Any:
         if op == Op.PING:
+            commands.reap_orphans()
             return value
         if op == Op.CODE:
             return self.interpreter.run(**value)

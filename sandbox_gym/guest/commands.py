@@ -16,6 +16,7 @@ _CHUNK = 1 << 16
 # Pipes whose command has ended while something it left behind still writes: emptied between calls, so that a
 # server in the background neither blocks on a full pipe nor dies of SIGPIPE.
 _leftovers: list[int] = []
+_adopted: set[int] = set()  # what commands have left behind: process 1's to reap, and nobody else's to wait for
 
 
 def run(argv: list[str], timeout: float, cwd: str | None, env: dict[str, str] | None, stdin: bytes) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def run(argv: list[str], timeout: float, cwd: str | None, env: dict[str, str] | 
     if timed_out:
         kill_started(before)
         process.wait()
+    _adopted.update(pids() - before - {os.getpid()})
     for pipe, stream in zip((process.stdout, process.stderr), streams):
         assert pipe is not None
         fd = os.dup(pipe.fileno())
@@ -49,7 +51,7 @@ def run(argv: list[str], timeout: float, cwd: str | None, env: dict[str, str] | 
             os.close(fd)
         else:
             _leftovers.append(fd)
-    _reap_orphans()
+    reap_orphans()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     return _result(code, streams, timed_out, started)
 
@@ -174,7 +176,7 @@ def kill_started(before: set[int], patience: float = 5.0) -> None:
         for sign in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: what is stopped can't fork away
             for pid in started:
                 _kill(pid, sign)
-    raise TimeoutError(f"processes survive SIGKILL: {sorted(pids() - before)[:10]}")
+    _kill(-1, signal.SIGKILL)  # they multiply faster than they can be told apart: what was there before goes too
 
 
 def _kill(pid: int, sign: signal.Signals) -> None:
@@ -194,14 +196,17 @@ def _state(pid: int) -> tuple[str, int, int]:
     return fields[0].decode(), int(fields[1]), int(fields[3])
 
 
-def _reap_orphans() -> None:
-    """Waits for the dead that commands left to process 1. The interpreter's own children (same session) are its user's
-    to wait for: taking them would steal their exit codes.
+def reap_orphans() -> None:
+    """Waits for the dead that commands left to process 1. The interpreter's own children are its user's to wait for:
+    taking them would steal their exit codes. They are in its session, or lead one of their own, as daemons do too: of
+    those only the ones that a command is known to have left are taken.
     """
     me = os.getpid()
-    for pid in pids() - {me}:
+    there = pids() - {me}
+    _adopted.intersection_update(there)
+    for pid in there:
         state, parent, session = _state(pid)
-        if state == "Z" and parent == me and session not in (me, pid):
+        if state == "Z" and parent == me and (pid in _adopted or session not in (me, pid)):
             _reap(pid)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tarfile
@@ -11,19 +12,30 @@ from typing import Any
 from .wire import Op
 
 CHUNK = 8 << 20
+ROOT = "tree"  # as the host's `_transfer` names the root of an archive
 _spool: Any = None  # an upload under way, or the archive of a download
 
 
+def _open(path: str, flags: int) -> int:
+    """Opens without ever waiting: a named pipe that nobody holds open would hang this process."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is a named pipe, not a file", path)
+    return fd
+
+
 def read(path: str, offset: int, size: int) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        file.seek(offset)
+    with open(_open(path, os.O_RDONLY), "rb") as file:
+        if offset:
+            file.seek(offset)
         block = file.read(min(size, CHUNK))
         return {"data": block, "end": len(block) < min(size, CHUNK)}
 
 
 def write(path: str, data: bytes, append: bool, mode: int | None) -> None:
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path, "ab" if append else "wb") as file:
+    with open(_open(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)), "wb") as file:
         file.write(data)
     if mode is not None:
         os.chmod(path, mode)
@@ -51,20 +63,26 @@ def _kind(mode: int) -> str:
     return "other"
 
 
-def unpack(data: bytes, target: str, last: bool) -> None:
-    """Blocks of a tar archive; the last one unpacks it below `target`."""
+def unpack(data: bytes, target: str, first: bool, last: bool) -> None:
+    """Blocks of a tar archive; the last one unpacks it below `target`. One that failed halfway leaves nothing behind."""
     global _spool
-    if _spool is None:
+    if first:
+        _close()
         _spool = tempfile.TemporaryFile()
-    _spool.write(data)
-    if not last:
-        return
-    spool, _spool = _spool, None
-    with spool:
-        spool.seek(0)
+    try:
+        _spool.write(data)
+        if not last:
+            return
+        _spool.seek(0)
         os.makedirs(target, exist_ok=True)
-        with tarfile.open(fileobj=spool, mode="r:") as archive:
+        with tarfile.open(fileobj=_spool, mode="r:") as archive:
+            # The host made it. As an attribute, since older Pythons in images know no filter argument.
+            archive.extraction_filter = lambda member, path: member
             archive.extractall(target)
+    except BaseException:
+        _close()
+        raise
+    _close()
 
 
 def pack(path: str | None, offset: int) -> dict[str, Any]:
@@ -72,16 +90,31 @@ def pack(path: str | None, offset: int) -> dict[str, Any]:
     global _spool
     if path is not None:
         os.stat(path)  # FileNotFoundError before an archive is begun
+        _close()
         _spool = tempfile.TemporaryFile()
-        with tarfile.open(fileobj=_spool, mode="w:") as archive:
-            archive.add(path, arcname=os.path.basename(os.path.normpath(path)))
+        try:
+            with tarfile.open(fileobj=_spool, mode="w:") as archive:
+                archive.add(os.path.realpath(path), arcname=ROOT)
+        except BaseException:
+            _close()
+            raise
     _spool.seek(offset)
     block = _spool.read(CHUNK)
-    if len(block) < CHUNK:
-        _spool.close()
-        _spool = None
-        return {"data": block, "end": True}
-    return {"data": block, "end": False}
+    end = len(block) < CHUNK
+    if end:
+        _close()
+    return {"data": block, "end": end}
+
+
+def _close() -> None:
+    """Ends the transfer under way, if one is; a flush that fails (a full disk) has lost nothing that matters."""
+    global _spool
+    spool, _spool = _spool, None
+    if spool is not None:
+        try:
+            spool.close()
+        except OSError:
+            pass
 
 
 HANDLERS = {Op.READ: read, Op.WRITE: write, Op.LIST: list_files, Op.UNPACK: unpack, Op.PACK: pack}

@@ -31,6 +31,7 @@ class Interpreter:
         sys.modules["__main__"] = self._module  # classes defined in cells pickle and introspect as in a script
         self._cells = 0
         self._running = False
+        self._capture = _Capture()
 
     def interrupt(self, signum: int, frame: Any) -> None:
         if self._running:
@@ -43,19 +44,22 @@ class Interpreter:
         before = commands.pids()
         started = time.perf_counter()
         result: dict[str, Any] = {"value": None, "error": None, "timed_out": False}
-        capture = _Capture()
+        self._capture.start()
         try:
-            self._running = True
-            result["value"] = self._evaluate(code, f"<cell {self._cells}>")
-            self._running = False
-        except TimedOut:
+            try:
+                self._running = True
+                result["value"] = self._evaluate(code, f"<cell {self._cells}>")
+                self._running = False
+            except TimedOut:
+                raise
+            except BaseException as error:  # SystemExit and KeyboardInterrupt of a cell end the cell, not the guest
+                self._running = False
+                result["error"] = _describe(error)
+        except TimedOut:  # raised in the cell, or in the moment after it
             result["timed_out"] = True
             commands.kill_started(before)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt of a cell end the cell, not the guest
-            self._running = False
-            result["error"] = _describe(error)
         finally:
-            streams = capture.stop()
+            streams = self._capture.stop()
         return {**result, **streams, "duration": time.perf_counter() - started}
 
     def _evaluate(self, code: str, name: str) -> str | None:
@@ -90,48 +94,68 @@ def _describe(error: BaseException) -> dict[str, str]:
     try:
         text = "".join(traceback.format_exception(type(error), error, frames))
         message = str(error)
-    except Exception as broken:  # an exception class whose __str__ raises
+    except BaseException as broken:  # an exception class whose __str__ raises
         text = message = f"<unprintable: {type(broken).__name__}>"
     return {"type": type(error).__name__, "message": message[:MAX_VALUE], "traceback": text[-MAX_VALUE:]}
 
 
 class _Capture:
-    """Descriptors 1 and 2, and sys.stdout and sys.stderr above them, into bounded files until `stop`.
+    """Descriptors 1 and 2, and sys.stdout and sys.stderr above them, into bounded files from `start` to `stop`.
 
-    Files, not pipes: nothing has to read while the cell runs, and a child left behind never blocks or breaks.
+    Files, not pipes: nothing has to read while the cell runs, and a child left behind never blocks or breaks. The Python
+    streams are the same for every cell, so that what kept one (a logging handler) goes on writing to the present cell.
     """
 
     def __init__(self) -> None:
-        self._python = sys.stdout, sys.stderr
+        self._raw = [_Bounded(1), _Bounded(2)]
+        self._streams = [_stream(raw) for raw in self._raw]
+        self._files: list[int] = []
+        self._saved: list[int] = []
+
+    def start(self) -> None:
         self._saved = [os.dup(1), os.dup(2)]
         self._files = [_scratch(), _scratch()]
-        for fd, scratch in zip((1, 2), self._files):
+        for fd, scratch, raw in zip((1, 2), self._files, self._raw):
             os.dup2(scratch, fd)
-        self._raw = [_Bounded(1), _Bounded(2)]
-        sys.stdout, sys.stderr = (
-            io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
-            for raw in self._raw
-        )
+            raw.reset()
+        for i, stream in enumerate(self._streams):
+            if not _usable(stream):
+                self._raw[i] = _Bounded(i + 1)
+                self._streams[i] = _stream(self._raw[i])
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = self._streams
 
     def stop(self) -> dict[str, Any]:
-        wrappers = sys.stdout, sys.stderr
         streams: dict[str, Any] = {}
-        for name, raw, wrapper, scratch, saved, fd in zip(
-            ("stdout", "stderr"), self._raw, wrappers, self._files, self._saved, (1, 2)
-        ):
-            try:
-                wrapper.flush()
-            except Exception:  # the cell closed or replaced the stream: what it flushed before is kept
-                pass
-            os.dup2(saved, fd)
-            os.close(saved)
+        cells = sys.stdout, sys.stderr  # a cell may have put its own there
+        sys.stdout, sys.stderr = self._before
+        for i, name in enumerate(("stdout", "stderr")):
+            for stream in (cells[i], self._streams[i]):
+                try:
+                    stream.flush()
+                except BaseException:  # the cell closed or broke the stream: what it flushed before is kept
+                    pass
+            raw, scratch = self._raw[i], self._files[i]
+            os.dup2(self._saved[i], i + 1)
+            os.close(self._saved[i])
             size = os.fstat(scratch).st_size
             kept = os.pread(scratch, MAX_OUTPUT, 0) + bytes(raw.spilled)
             os.close(scratch)
             streams[name] = kept.decode("utf-8", "replace")
             streams[f"{name}_cut"] = max(0, size - MAX_OUTPUT) + raw.dropped
-        sys.stdout, sys.stderr = self._python
         return streams
+
+
+def _stream(raw: _Bounded) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
+
+
+def _usable(stream: io.TextIOWrapper) -> bool:
+    """False once a cell has closed or detached it."""
+    try:
+        return not stream.closed
+    except ValueError:
+        return False
 
 
 class _Bounded(io.RawIOBase):
@@ -139,6 +163,9 @@ class _Bounded(io.RawIOBase):
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self.reset()
+
+    def reset(self) -> None:
         self._left = MAX_OUTPUT
         self.spilled = bytearray()
         self.dropped = 0
