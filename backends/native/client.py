@@ -43,13 +43,14 @@ class NativeBackend:
         self._unreferenced: deque[str] = deque()  # snapshots whose last handle was garbage: released with the next request
         self._lifeline, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._process = self._start(theirs)
+            try:
+                self._process = self._start(theirs)
+            finally:
+                theirs.close()  # or a supervisor that ended at once would not be noticed
             self._await_supervisor()
         except BaseException:
             self.close()
             raise
-        finally:
-            theirs.close()
 
     def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         root = str(Path(sandbox_gym.__file__).parent.parent)
