@@ -6,7 +6,8 @@ Every value is plain data through `wire`, but STEP, the hot path:
     reply     data = STEP_RESULT(reward, terminated, truncated), then what `Codec.reply` says: the observation's raw bytes
               first where its size is fixed, then the buffers of info; meta = info, empty where info is
 
-RESET answers `[Codec.dump(observation), info]`, so there too a fixed-size observation's bytes come first in data.
+RESET answers `[Codec.dump(observation), info]`, so there too a fixed-size observation's bytes come first in data. With
+`what="again"` it answers the last observation and info once more, with `what="chance"` the state of np_random.
 No thread, child, pipe or socket is made here: the fork engine would refuse the guest.
 """
 
@@ -44,20 +45,24 @@ class Hosted:
             None  # the last observation and info, as `Codec.reply` wrote them
         )
         self._ended = False, False
-        self._handlers: dict[Op, Callable[..., Any]] = {
-            Op.MAKE: self._make,
-            Op.RESET: self._reset,
-            Op.RENDER: self._render,
-            Op.ROLLOUT: self._rollout,
-            Op.CLOSE: self._close,
+        self._handlers: dict[tuple[Op, str | None], Callable[..., Any]] = {
+            (Op.MAKE, None): self._make,
+            (Op.RESET, None): self._reset,
+            (Op.RESET, "again"): self._again,
+            (Op.RESET, "chance"): self._chance,
+            (Op.RENDER, None): self._render,
+            (Op.ROLLOUT, None): self._rollout,
+            (Op.CLOSE, None): self._close,
         }
 
     def handle(self, op: Op, value: Any) -> Any:
         """The answer to a request; what the environment raises goes through as it is."""
-        handler = self._handlers.get(op)
+        value = dict(value or {})
+        what = value.pop("what", None)
+        handler = self._handlers.get((op, what))
         if handler is None:
-            raise ValueError(f"a hosted environment knows no {op.name}")
-        return handler(**(value or {}))
+            raise ValueError(f"a hosted environment knows no {op.name} {what or ''}")
+        return handler(**value)
 
     def step(self, frame: Frame) -> tuple[Any, ...]:
         """A STEP frame's reply, `(meta, *data)`."""
@@ -133,21 +138,42 @@ class Hosted:
         return self._made
 
     def _reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None, again: bool = False
+        self,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        carry: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """`again`: not a reset, but the last observation and info once more, for a copy's new owner."""
-        if again:
-            if self._last is None:
-                raise gymnasium.error.ResetNeeded(
-                    "Cannot go on from this snapshot before calling env.reset()"
-                )
-            meta, *blocks = self._last
-            observation, info = self._observations.read(meta, memoryview(b"".join(blocks)))
-        else:
-            observation, info = self._env.reset(seed=seed, options=options)
-            self._remember(observation, info)
-            self._ended = False, False
+        """Starts an episode. `carry`, the "chance" of the copy before: np_random goes on from there as if there had
+        been no restore; what else the environment draws from has been seeded with `seed` by then.
+        """
+        observation, info = self._env.reset(seed=seed, options=options)
+        if carry is not None:
+            unwrapped = self._env.unwrapped
+            bits: Any = unwrapped.np_random.bit_generator
+            if type(bits).__name__ == carry["kind"]:
+                bits.state = carry["state"]
+                unwrapped._np_random_seed = carry["seed"]
+                observation, info = self._env.reset(options=options)
+        self._remember(observation, info)
+        self._ended = False, False
         return [self._observations.dump(observation), info]
+
+    def _again(self) -> list[Any]:
+        """The last observation and info once more: for the owner of a copy."""
+        if self._last is None:
+            raise gymnasium.error.ResetNeeded("no episode had begun at this snapshot: call env.reset()")
+        meta, *blocks = self._last
+        observation, info = self._observations.read(meta, memoryview(b"".join(blocks)))
+        return [self._observations.dump(observation), info]
+
+    def _chance(self) -> dict[str, Any] | None:
+        """The state of np_random, to be carried over a restore; None while nothing has drawn or seeded it."""
+        unwrapped = self._env.unwrapped
+        generator = vars(unwrapped).get("_np_random")
+        if not isinstance(generator, np.random.Generator):
+            return None
+        bits = generator.bit_generator
+        return {"kind": type(bits).__name__, "state": bits.state, "seed": unwrapped._np_random_seed}
 
     def _step(self, action: Any) -> tuple[float, bool, bool]:
         observation, reward, terminated, truncated, info = self._env.step(action)

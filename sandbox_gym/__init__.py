@@ -1,0 +1,96 @@
+"""Gymnasium environments that are isolated containers, to be snapshotted and branched.
+
+Light at import: each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sandbox_gym import registration
+
+if TYPE_CHECKING:
+    from sandbox_gym._snapshot import Snapshot as Snapshot
+    from sandbox_gym.api import CodeResult as CodeResult
+    from sandbox_gym.api import ErrorInfo as ErrorInfo
+    from sandbox_gym.api import ExecResult as ExecResult
+    from sandbox_gym.api import FileInfo as FileInfo
+    from sandbox_gym.api import Mount as Mount
+    from sandbox_gym.branching import Branch as Branch
+    from sandbox_gym.env import SandboxEnv as SandboxEnv
+    from sandbox_gym.envs.terminal import TerminalEnv as TerminalEnv
+    from sandbox_gym.errors import BackendUnavailable as BackendUnavailable
+    from sandbox_gym.errors import LimitExceeded as LimitExceeded
+    from sandbox_gym.errors import ProtocolError as ProtocolError
+    from sandbox_gym.errors import SandboxDied as SandboxDied
+    from sandbox_gym.errors import SandboxError as SandboxError
+    from sandbox_gym.errors import SandboxTimeout as SandboxTimeout
+    from sandbox_gym.errors import SnapshotError as SnapshotError
+    from sandbox_gym.hosting import Trajectory as Trajectory
+    from sandbox_gym.registration import register_envs as register_envs
+    from sandbox_gym.sandbox import Sandbox as Sandbox
+    from sandbox_gym.vector import SandboxVectorEnv as SandboxVectorEnv
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BackendUnavailable": "errors",
+    "Branch": "branching",
+    "CodeResult": "api",
+    "ErrorInfo": "api",
+    "ExecResult": "api",
+    "FileInfo": "api",
+    "LimitExceeded": "errors",
+    "Mount": "api",
+    "ProtocolError": "errors",
+    "Sandbox": "sandbox",
+    "SandboxDied": "errors",
+    "SandboxEnv": "env",
+    "SandboxError": "errors",
+    "SandboxTimeout": "errors",
+    "SandboxVectorEnv": "vector",
+    "Snapshot": "_snapshot",
+    "SnapshotError": "errors",
+    "TerminalEnv": "envs.terminal",
+    "Trajectory": "hosting",
+    "register_envs": "registration",
+}
+
+__all__ = [
+    "BackendUnavailable",
+    "Branch",
+    "CodeResult",
+    "ErrorInfo",
+    "ExecResult",
+    "FileInfo",
+    "LimitExceeded",
+    "Mount",
+    "ProtocolError",
+    "Sandbox",
+    "SandboxDied",
+    "SandboxEnv",
+    "SandboxError",
+    "SandboxTimeout",
+    "SandboxVectorEnv",
+    "Snapshot",
+    "SnapshotError",
+    "TerminalEnv",
+    "Trajectory",
+    "register_envs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sandbox_gym' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"sandbox_gym.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+registration.register_when_imported()
