@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import builtins
-import io
 import os
-import posixpath
-import tarfile
 import tempfile
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from sandbox_gym import _idle
+from sandbox_gym import _idle, _records, _transfer
+from sandbox_gym._records import UNSET
+from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.api import (
     Backend,
     CodeResult,
     ErrorInfo,
     ExecResult,
     FileInfo,
-    Limits,
     Live,
     Rng,
     SandboxSpec,
-    Taken,
     make_mounts,
-    parse_bytes,
 )
 from sandbox_gym.backends import lookup
 from sandbox_gym.channel import GuestError
@@ -36,81 +32,14 @@ from sandbox_gym.guest import wire
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.seeds import copy_seeds
 
+_T = TypeVar("_T")
 _START_TIMEOUT = 60.0
 _GRACE = 2.0  # seconds that a cell has to react to its interrupt before the sandbox is killed
 _MARGIN = 10.0  # the guest keeps a command's deadline; past this much more, the guest itself hangs
 _CHUNK = 8 << 20
-_GUEST_ERRORS = (
-    "FileNotFoundError",
-    "FileExistsError",
-    "NotADirectoryError",
-    "IsADirectoryError",
-    "PermissionError",
-    "OSError",
-    "ValueError",
-)
-_DEFAULTS = Limits()
-_UNSET: Any = object()
+_MARGIN_BYTES = 1 << 20  # of an archive over its files: headers, padding
 
 
-class Snapshot:
-    """Memory and disk of a sandbox at one instant, restored any number of times, at once if you like.
-
-    A handle: the snapshot goes when `delete` is called, or with the last handle's garbage; what was restored from it
-    lives on. `engine`: what captured it; `why`: the reason for that engine; `depth_left`: how many more snapshots can
-    nest in its copies.
-    """
-
-    def __init__(self, backend: Backend, taken: Taken, spec: SandboxSpec, parent: Snapshot | None, label: str | None):
-        self.id = taken.id
-        self.engine = taken.engine
-        self.why = taken.why
-        self.depth_left = taken.depth_left
-        self.label = label
-        self.parent_id = parent.id if parent is not None else None
-        self._parent = weakref.ref(parent) if parent is not None else None
-        self._backend = backend
-        self._spec = spec
-        self._release = weakref.finalize(self, backend.release_later, taken.id)
-        self._release.atexit = False  # the process's end ends the supervisor, and with it everything
-        _snapshots[self.id] = self
-
-    @property
-    def parent(self) -> Snapshot | None:
-        """The snapshot that its sandbox came from, while there is a handle on it."""
-        return self._parent() if self._parent is not None else None
-
-    @property
-    def memory_bytes(self) -> int:
-        """What its sandbox's control group accounts to it; pages shared with copies count once, here."""
-        return self._backend.usage(self.id)["memory_bytes"]
-
-    @property
-    def disk_bytes(self) -> int:
-        """What it and the snapshots below it have written to disk."""
-        return self._backend.usage(self.id)["disk_bytes"]
-
-    @property
-    def deleted(self) -> bool:
-        return not self._release.alive
-
-    def delete(self) -> None:
-        """Drops it. Idempotent. Sandboxes restored from it go on."""
-        if self._release.detach() is not None:
-            _snapshots.pop(self.id, None)
-            self._backend.release(self.id)
-
-    @staticmethod
-    def list() -> builtins.list[Snapshot]:
-        """The snapshots of this process, oldest first."""
-        return [snapshot for snapshot in _snapshots.values() if not snapshot.deleted]
-
-    def __repr__(self) -> str:
-        label = f" {self.label!r}" if self.label else ""
-        return f"<Snapshot {self.id}{label} {'deleted' if self.deleted else self.engine}>"
-
-
-_snapshots: weakref.WeakValueDictionary[str, Snapshot] = weakref.WeakValueDictionary()
 _sandboxes: dict[str, Sandbox] = {}
 
 
@@ -146,10 +75,10 @@ class Sandbox:
         *,
         backend: str = "native",
         image: str | os.PathLike[str] | None = None,
-        cpus: float | None = _UNSET,
-        memory: int | str | None = _UNSET,
-        disk: int | str | None = _UNSET,
-        pids: int | None = _UNSET,
+        cpus: float | None = UNSET,
+        memory: int | str | None = UNSET,
+        disk: int | str | None = UNSET,
+        pids: int | None = UNSET,
         network: None = None,
         env: Mapping[str, str] | None = None,
         mounts: Sequence[Any] = (),
@@ -173,7 +102,10 @@ class Sandbox:
         """
         if network is not None:
             raise NotImplementedError("the network is closed; rules that open it are not built yet")
-        limits = make_limits(cpus, memory, disk, pids)
+        limits = _records.make_limits(cpus, memory, disk, pids)
+        _records.check_seconds("timeout", timeout)
+        _records.check_seconds("ttl", ttl, optional=True)
+        _records.check_seconds("idle_timeout", idle_timeout, optional=True)
         rootfs = None
         if image is not None:
             rootfs = os.path.realpath(image)
@@ -245,6 +177,7 @@ class Sandbox:
         An exception is data in `result.error`. After `timeout` seconds the cell is interrupted and what it started is
         killed; one that ignores the interrupt for two seconds takes the sandbox with it (later calls say so).
         """
+        _records.check_seconds("timeout", timeout)
         with self._awake():
             try:
                 fields = self._live.channel.call(Op.CODE, {"code": code}, timeout=timeout)
@@ -252,20 +185,20 @@ class Sandbox:
                 return self._interrupt(timeout)
             except (SandboxDied, ProtocolError, GuestError) as error:
                 raise self._fatal(error) from None
-        return _code_result(fields, self.name)
+            return self._checked(_records.code_result, fields)
 
     def _interrupt(self, timeout: float) -> CodeResult:
         """Ends a cell that has run too long: SIGINT, then all of the sandbox."""
-        self._backend.interrupt(self._live)
         try:
+            self._backend.interrupt(self._live)
             frame = self._live.channel.wait(Op.CODE, timeout=_GRACE)
-            result = _code_result(wire.decode(frame.meta, frame.data), self.name)
-        except (SandboxTimeout, SandboxDied, ProtocolError, GuestError, wire.WireError):
+            result = _records.code_result(wire.decode(frame.meta, frame.data), self.name)
+        except (SandboxError, GuestError, wire.WireError):
             reason = f"a cell did not stop {_GRACE} s after its timeout of {timeout} s"
             self._end("dead", reason)
             error = ErrorInfo("SandboxDied", f"{reason}: the sandbox was killed", "")
             return CodeResult("", "", None, error, True, timeout + _GRACE)
-        return CodeResult(**{**result.__dict__, "timed_out": True})
+        return replace(result, timed_out=True)
 
     def shell(
         self,
@@ -295,14 +228,20 @@ class Sandbox:
 
         The first MiB of each stream is kept; `stdout_cut` and `stderr_cut` say how much was not.
         """
+        _records.check_seconds("timeout", timeout)
+        if isinstance(argv, (str, bytes)) or not argv or not all(isinstance(arg, str) for arg in argv):
+            raise ValueError(f"argv is a program and its arguments, as strings, not {argv!r} (shell() takes a line)")
+        if any("\0" in text for text in (*argv, cwd or "", *(env or {}), *(env or {}).values())):
+            raise ValueError("no argument, folder or variable of a program can hold a null character")
         request = {"argv": list(argv), "timeout": timeout, "cwd": cwd, "env": dict(env) if env else None, "stdin": stdin}
-        fields = self._call(Op.EXEC, request, timeout=timeout + _MARGIN)
-        limit = None
-        if fields.get("exit_code") == 137:  # SIGKILL: by the memory limit, if that counts one more
-            kills = self._backend.usage(self.id)["oom_kills"]
-            limit = "memory" if kills > self._oom_kills else None
-            self._oom_kills = kills
-        return _checked(ExecResult, {**fields, "limit": limit}, self.name)
+        with self._awake():
+            fields = self._answer(Op.EXEC, request, timeout=timeout + _MARGIN)
+            result = self._checked(_records.exec_result, fields)
+            if result.exit_code == 137:  # SIGKILL: by the memory limit, if that counts one more
+                kills = self._usage()["oom_kills"]
+                result = replace(result, limit="memory" if kills > self._oom_kills else None)
+                self._oom_kills = kills
+            return result
 
     # ---- files --------------------------------------------------------------------------------------------------
 
@@ -312,8 +251,9 @@ class Sandbox:
         size, end = 0, False
         while not end:
             reply = self._file_call(Op.READ, {"path": path, "offset": size, "size": _CHUNK})
-            blocks.append(reply["data"])
-            size, end = size + len(reply["data"]), reply["end"]
+            data, end = self._checked(_records.block, reply)
+            blocks.append(data)
+            size += len(data)
             if size > max_bytes:
                 raise LimitExceeded(f"sandbox {self.name}: {path} is larger than {max_bytes} bytes (max_bytes=)")
         return b"".join(blocks)
@@ -333,7 +273,9 @@ class Sandbox:
     ) -> builtins.list[FileInfo]:
         """The entries of a folder, by name; links are not followed."""
         rows = self._file_call(Op.LIST, {"path": path, "recursive": recursive, "most": max_entries})
-        return [_checked(FileInfo, dict(zip(("path", "kind", "size", "mode", "mtime"), row)), self.name) for row in rows]
+        if not isinstance(rows, builtins.list):
+            rows = [None]
+        return [self._checked(_records.file_info, row) for row in rows]
 
     def upload(self, source: str | os.PathLike[str], target: str) -> None:
         """Copies a host file or folder to `target` in the sandbox. Raises FileNotFoundError, OSError."""
@@ -341,38 +283,32 @@ class Sandbox:
         if not source.is_dir():
             self.write_file(target, source.read_bytes(), mode=source.stat().st_mode & 0o777)
             return
-        with tempfile.TemporaryFile() as spool:
-            with tarfile.open(fileobj=spool, mode="w:") as archive:
-                archive.add(source, arcname=".", filter=_owned_by_guest)
-            size = spool.seek(0, io.SEEK_END)
-            spool.seek(0)
-            with self._awake():
-                for start in range(0, size, _CHUNK):
-                    last = start + _CHUNK >= size
-                    self._file_call(Op.UNPACK, {"data": spool.read(_CHUNK), "target": target, "last": last})
+        with tempfile.TemporaryFile() as spool, self._awake():
+            size = _transfer.pack(source, spool)
+            for start in range(0, size, _CHUNK):
+                ends = {"first": start == 0, "last": start + _CHUNK >= size}
+                self._file_call(Op.UNPACK, {"data": spool.read(_CHUNK), "target": target, **ends})
 
     def download(self, source: str, target: str | os.PathLike[str], *, max_bytes: int = 8 << 30) -> None:
         """Copies a file or folder of the sandbox to the host path `target`. The guest is not trusted: nothing is written
         outside `target`, device files and links that leave it are refused. Raises FileNotFoundError, LimitExceeded.
         """
         with tempfile.TemporaryFile() as spool, self._awake():
-            reply = self._file_call(Op.PACK, {"path": source, "offset": 0})
-            while True:
-                spool.write(reply["data"])
-                if spool.tell() > max_bytes:
+            end = False
+            while not end:
+                request = {"path": None if spool.tell() else source, "offset": spool.tell()}
+                data, end = self._checked(_records.block, self._file_call(Op.PACK, request))
+                spool.write(data)
+                if spool.tell() > max_bytes + _MARGIN_BYTES:
                     raise LimitExceeded(f"sandbox {self.name}: {source} is larger than {max_bytes} bytes (max_bytes=)")
-                if reply["end"]:
-                    break
-                reply = self._file_call(Op.PACK, {"path": None, "offset": spool.tell()})
             spool.seek(0)
-            _extract(spool, Path(target), posixpath.basename(posixpath.normpath(source)), self.name)
+            _transfer.unpack(spool, Path(target), max_bytes=max_bytes, name=self.name)
 
     def _file_call(self, op: Op, value: Any) -> Any:
         try:
             return self._call(op, value, timeout=60.0)
         except GuestError as error:
-            kind = error.info["type"] if error.info["type"] in _GUEST_ERRORS else "OSError"
-            raise getattr(builtins, kind)(f"sandbox {self.name}: {error.info['message']}") from None
+            raise _records.os_error(error.info, self.name) from None
 
     # ---- snapshots ----------------------------------------------------------------------------------------------
 
@@ -523,6 +459,26 @@ class Sandbox:
             except (SandboxTimeout, SandboxDied, ProtocolError) as error:
                 raise self._fatal(error) from None
 
+    def _answer(self, op: Op, value: Any, *, timeout: float) -> Any:
+        """`_call` of a handler that never raises: one that does is broken, and ends the sandbox."""
+        try:
+            return self._call(op, value, timeout=timeout)
+        except GuestError as error:
+            raise self._fatal(error) from None
+
+    def _checked(self, check: Callable[[Any, str], _T], answer: Any) -> _T:
+        """A guest's answer, checked; one that lies is killed."""
+        try:
+            return check(answer, self.name)
+        except ProtocolError as error:
+            raise self._fatal(error) from None
+
+    def _usage(self) -> dict[str, int]:
+        try:
+            return self._backend.usage(self.id)
+        except SandboxDied as error:
+            raise self._fatal(error) from None
+
     def _request(self, op: Op, meta: bytes = b"", *data: Any, timeout: float) -> wire.Frame:
         """`_call` with bytes both ways."""
         with self._awake():
@@ -545,52 +501,3 @@ class Sandbox:
         if isinstance(error, SandboxDied):
             return SandboxDied(f"sandbox {self.name} is gone: {reason}")
         return type(error)(f"{error}; it was killed")
-
-
-def make_limits(cpus: Any, memory: Any, disk: Any, pids: Any) -> Limits:
-    """Limits from what a caller gave; what was left out keeps its default. Raises ValueError."""
-    given = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids}
-    explicit = frozenset(name for name, value in given.items() if value is not _UNSET and value is not None)
-    if "cpus" in explicit and not 0 < cpus <= 1024:
-        raise ValueError(f"cpus is above 0 and at most 1024, not {cpus!r}")
-    if "pids" in explicit and not (isinstance(pids, int) and pids > 0):
-        raise ValueError(f"pids is an int above 0, not {pids!r}")
-    return Limits(
-        _DEFAULTS.cpus if cpus is _UNSET else cpus,
-        _DEFAULTS.memory_bytes if memory is _UNSET else None if memory is None else parse_bytes(memory),
-        _DEFAULTS.disk_bytes if disk is _UNSET else None if disk is None else parse_bytes(disk),
-        _DEFAULTS.pids if pids is _UNSET else pids,
-        explicit,
-    )
-
-
-def _code_result(fields: Any, name: str) -> CodeResult:
-    fields = dict(fields) if isinstance(fields, dict) else {}
-    if isinstance(fields.get("error"), dict):
-        fields["error"] = _checked(ErrorInfo, fields["error"], name)
-    return _checked(CodeResult, fields, name)
-
-
-def _checked(kind: type[Any], fields: Any, name: str) -> Any:
-    """A record from a guest's fields. Raises ProtocolError when they aren't its fields."""
-    try:
-        return kind(**fields)
-    except TypeError as error:
-        raise ProtocolError(f"sandbox {name}: {error}") from None
-
-
-def _owned_by_guest(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = "root"
-    return member
-
-
-def _extract(spool: Any, target: Path, base: str, name: str) -> None:
-    """Unpacks a guest's archive whose one root is `base` as `target`; tarfile's data filter keeps it inside."""
-    with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=".download-") as folder:
-        try:
-            with tarfile.open(fileobj=spool, mode="r:") as archive:
-                archive.extractall(folder, filter="data")
-        except tarfile.TarError as error:
-            raise ProtocolError(f"sandbox {name}: its archive is refused: {error}") from None
-        os.replace(os.path.join(folder, base), target)

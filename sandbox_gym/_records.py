@@ -1,0 +1,106 @@
+"""A caller's arguments and a guest's answers, checked before anything relies on them."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from sandbox_gym.api import CodeResult, ErrorInfo, ExecResult, FileInfo, Limits, parse_bytes
+from sandbox_gym.errors import ProtocolError
+
+UNSET: Any = object()
+_DEFAULTS = Limits()
+_COUNT = (int,)
+_TEXT = (str,)
+_SECONDS = (float, int)
+_STREAMS = {"stdout": _TEXT, "stderr": _TEXT, "stdout_cut": _COUNT, "stderr_cut": _COUNT}
+_RAN = {**_STREAMS, "timed_out": (bool,), "duration": _SECONDS}
+_KINDS: dict[type[Any], dict[str, tuple[type, ...]]] = {
+    CodeResult: {**_RAN, "value": (str, type(None)), "error": (ErrorInfo, type(None))},
+    ExecResult: {**_RAN, "exit_code": _COUNT},
+    ErrorInfo: {"type": _TEXT, "message": _TEXT, "traceback": _TEXT},
+    FileInfo: {"path": _TEXT, "kind": _TEXT, "size": _COUNT, "mode": _COUNT, "mtime": _SECONDS},
+}
+_ERRNO = re.compile(r"\[Errno (\d{1,3})\] (.*)", re.DOTALL)
+
+
+def make_limits(cpus: Any, memory: Any, disk: Any, pids: Any) -> Limits:
+    """Limits from what a caller gave; what was left out keeps its default. Raises ValueError."""
+    given = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids}
+    explicit = frozenset(name for name, value in given.items() if value is not UNSET and value is not None)
+    if "cpus" in explicit and not (_is_number(cpus) and 0 < cpus <= 1024):
+        raise ValueError(f"cpus is above 0 and at most 1024, not {cpus!r}")
+    if "pids" in explicit and not (type(pids) is int and pids > 0):
+        raise ValueError(f"pids is an int above 0, not {pids!r}")
+    return Limits(
+        _DEFAULTS.cpus if cpus is UNSET else cpus,
+        _DEFAULTS.memory_bytes if memory is UNSET else None if memory is None else parse_bytes(memory),
+        _DEFAULTS.disk_bytes if disk is UNSET else None if disk is None else parse_bytes(disk),
+        _DEFAULTS.pids if pids is UNSET else pids,
+        explicit,
+    )
+
+
+def check_seconds(name: str, value: Any, *, optional: bool = False) -> None:
+    """Raises ValueError for what is no time: zero, negative, infinite, no number."""
+    if optional and value is None:
+        return
+    if not _is_number(value) or not 0 < value < 1e9:
+        raise ValueError(f"{name} is a number of seconds above 0, not {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def code_result(fields: Any, name: str) -> CodeResult:
+    fields = dict(fields) if isinstance(fields, dict) else {}
+    if isinstance(fields.get("error"), dict):
+        fields["error"] = record(ErrorInfo, fields["error"], name)
+    result = record(CodeResult, fields, name)
+    assert isinstance(result, CodeResult)
+    return result
+
+
+def exec_result(fields: Any, name: str) -> ExecResult:
+    result = record(ExecResult, fields, name)
+    assert isinstance(result, ExecResult)
+    return result
+
+
+def file_info(row: Any, name: str) -> FileInfo:
+    names = _KINDS[FileInfo]
+    if not isinstance(row, (list, tuple)) or len(row) != len(names):
+        raise ProtocolError(f"sandbox {name} sent an entry of a folder that is none")
+    info = record(FileInfo, dict(zip(names, row)), name)
+    assert isinstance(info, FileInfo)
+    return info
+
+
+def record(kind: type[Any], fields: Any, name: str) -> Any:
+    """A record from a guest's fields. Raises ProtocolError when they aren't its fields, each of its type."""
+    expected = _KINDS[kind]
+    if not isinstance(fields, dict) or fields.keys() != expected.keys():
+        raise ProtocolError(f"sandbox {name} sent no {kind.__name__}")
+    for key, types in expected.items():
+        if not isinstance(fields[key], types) or (bool not in types and isinstance(fields[key], bool)):
+            raise ProtocolError(f"sandbox {name} sent a {kind.__name__} whose {key} is a {type(fields[key]).__name__}")
+    return kind(**fields)
+
+
+def block(reply: Any, name: str) -> tuple[bytes, bool]:
+    """A piece of a file or archive, and whether it is the last. Raises ProtocolError."""
+    data, end = (reply.get("data"), reply.get("end")) if isinstance(reply, dict) else (None, None)
+    if not isinstance(data, bytes) or not isinstance(end, bool) or not (data or end):  # else it could answer for ever
+        raise ProtocolError(f"sandbox {name} sent no block of a file")
+    return data, end
+
+
+def os_error(info: dict[str, str], name: str) -> Exception:
+    """A guest's exception over a file as the same exception here: OSError by its errno, ValueError, else plain OSError."""
+    match = _ERRNO.fullmatch(info["message"])
+    if match:
+        return OSError(int(match[1]), f"sandbox {name}: {match[2]}")
+    kind = ValueError if info["type"] == "ValueError" else OSError
+    return kind(f"sandbox {name}: {info['message']}")

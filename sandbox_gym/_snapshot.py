@@ -1,0 +1,71 @@
+"""Handles on snapshots."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import weakref
+
+from sandbox_gym.api import Backend, SandboxSpec, Taken
+from sandbox_gym.errors import SandboxDied
+
+
+class Snapshot:
+    """Memory and disk of a sandbox at one instant, restored any number of times, at once if you like.
+
+    A handle: the snapshot goes when `delete` is called, or with the last handle's garbage; what was restored from it
+    lives on. `engine`: what captured it; `why`: the reason for that engine; `depth_left`: how many more snapshots can
+    nest in its copies.
+    """
+
+    def __init__(self, backend: Backend, taken: Taken, spec: SandboxSpec, parent: Snapshot | None, label: str | None):
+        self.id = taken.id
+        self.engine = taken.engine
+        self.why = taken.why
+        self.depth_left = taken.depth_left
+        self.label = label
+        self.parent_id = parent.id if parent is not None else None
+        self._parent = weakref.ref(parent) if parent is not None else None
+        self._backend = backend
+        self._spec = spec
+        self._release = weakref.finalize(self, backend.release_later, taken.id)
+        self._release.atexit = False  # the process's end ends the supervisor, and with it everything
+        _snapshots[self.id] = self
+
+    @property
+    def parent(self) -> Snapshot | None:
+        """The snapshot that its sandbox came from, while there is a handle on it."""
+        return self._parent() if self._parent is not None else None
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its sandbox's control group accounts to it; pages shared with copies count once, here."""
+        return self._backend.usage(self.id)["memory_bytes"]
+
+    @property
+    def disk_bytes(self) -> int:
+        """What it and the snapshots below it have written to disk."""
+        return self._backend.usage(self.id)["disk_bytes"]
+
+    @property
+    def deleted(self) -> bool:
+        return not self._release.alive
+
+    def delete(self) -> None:
+        """Drops it. Idempotent. Sandboxes restored from it go on."""
+        if self._release.detach() is not None:
+            _snapshots.pop(self.id, None)
+            with contextlib.suppress(SandboxDied):  # the supervisor is gone, and every snapshot with it
+                self._backend.release(self.id)
+
+    @staticmethod
+    def list() -> builtins.list[Snapshot]:
+        """The snapshots of this process, oldest first."""
+        return [snapshot for snapshot in _snapshots.values() if not snapshot.deleted]
+
+    def __repr__(self) -> str:
+        label = f" {self.label!r}" if self.label else ""
+        return f"<Snapshot {self.id}{label} {'deleted' if self.deleted else self.engine}>"
+
+
+_snapshots: weakref.WeakValueDictionary[str, Snapshot] = weakref.WeakValueDictionary()
