@@ -13,22 +13,22 @@ _made: dict[tuple[int, str], Backend] = {}
 _lock = threading.Lock()
 
 
-def get(name: str) -> Backend:
-    """Raises ValueError for an unknown name, BackendUnavailable where the machine can't do it."""
+def get(name: str, *, failed: Backend | None = None) -> Backend:
+    """`failed`: one whose supervisor turned out to be gone, not to be given again.
+
+    Raises ValueError for an unknown name, BackendUnavailable where the machine can't do it.
+    """
     if name not in _PATHS:
         raise ValueError(f"no backend {name!r}: choose from {', '.join(sorted(_PATHS))}")
     with _lock:
         key = os.getpid(), name
+        made = _made.get(key)
+        if made is not None and (made is failed or not made.alive()):
+            _made.pop(key).close()  # its supervisor was killed: what that left is cleared, and the next one starts
         if key not in _made:
             module, _, attribute = _PATHS[name].partition(":")
             _made[key] = getattr(importlib.import_module(module), attribute)()
         return _made[key]
-
-
-def forget(name: str) -> None:
-    """The next `get` starts afresh: for a backend whose supervisor has died."""
-    with _lock:
-        _made.pop((os.getpid(), name), None)
 
 
 def shut_down() -> None:

@@ -24,9 +24,10 @@ def watch(sandbox: Any, timeout: float) -> None:
 
 def touch(sandbox: Any) -> None:
     """A call has just ended."""
-    if _watched and sandbox in _watched:
+    if _watched:
         with _changed:
-            _watched[sandbox] = (_watched[sandbox][0], time.monotonic())
+            if sandbox in _watched:
+                _watched[sandbox] = (_watched[sandbox][0], time.monotonic())
 
 
 def forget(sandbox: Any) -> None:
@@ -48,8 +49,13 @@ def _run() -> None:
 
 
 def _stop(sandbox: Any) -> None:
-    with sandbox._lock:  # waits for a call that is under way, which then counts as use
+    if not sandbox._lock.acquire(blocking=False):  # a call is under way, which is use; others must not wait for it
+        touch(sandbox)
+        return
+    try:
         timeout, used = _watched.get(sandbox, (0.0, float("inf")))
         if used + timeout <= time.monotonic():
             sandbox._stop_idle()
             touch(sandbox)
+    finally:
+        sandbox._lock.release()

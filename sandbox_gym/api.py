@@ -213,5 +213,8 @@ class Backend(Protocol):
     def list(self) -> list[dict[str, Any]]:
         """The live sandboxes of this client."""
 
+    def alive(self) -> bool:
+        """False once it can make nothing any more: its supervisor was killed."""
+
     def close(self) -> None:
         """Ends everything this backend has made. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -82,7 +83,10 @@ class Channel:
         if frame.op != op or frame.seq != self._seq:
             raise ProtocolError(f"sandbox {self.name} answered op {frame.op} seq {frame.seq}, not {op.name} {self._seq}")
         if frame.status != Status.OK:
-            info = wire.decode(frame.meta, frame.data)
+            try:
+                info = wire.decode(frame.meta, frame.data)
+            except wire.WireError as error:
+                raise ProtocolError(f"sandbox {self.name}: {error}") from None
             raise GuestError(info if isinstance(info, dict) else {})
         return frame
 
@@ -102,6 +106,13 @@ class Channel:
     def detach(self) -> socket.socket:
         """The socket alone, for another channel to go on with."""
         return self.sock
+
+    def interrupt(self) -> None:
+        """Ends the wait of whatever thread is in a call, and the guest with it. The socket itself stays open: its number
+        must not go to another while that thread still holds it.
+        """
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._connection.close()

@@ -23,6 +23,7 @@ from sandbox_gym.api import (
     Live,
     Rng,
     SandboxSpec,
+    Taken,
     make_mounts,
 )
 from sandbox_gym.backends import lookup
@@ -60,7 +61,8 @@ class Sandbox:
         self._lock = live.channel.lock
         self._state: Literal["running", "stopped", "dead", "terminated"] = "running"
         self._resting: Snapshot | None = None  # where a sandbox that isn't ephemeral waits, once idle
-        self._checkpoints: list[Snapshot] = []
+        self._ending = False  # another thread terminates it while a call is under way
+        self._checkpoints: builtins.list[Snapshot] = []
         self._oom_kills = 0
         _sandboxes[self.id] = self
         if spec.idle_timeout is not None:
@@ -114,8 +116,14 @@ class Sandbox:
         spec = SandboxSpec(
             limits, rootfs, dict(env or {}), make_mounts(mounts), (), ttl, idle_timeout, ephemeral
         )
+        _check_names([name])
         chosen = lookup.get(backend)
-        return cls(chosen, chosen.create(spec, name=name, timeout=timeout), spec, None)
+        try:
+            live = chosen.create(spec, name=name, timeout=timeout)
+        except SandboxDied:  # the supervisor was killed, with all that it held: another starts
+            chosen = lookup.get(backend, failed=chosen)
+            live = chosen.create(spec, name=name, timeout=timeout)
+        return cls(chosen, live, spec, None)
 
     @classmethod
     def restore(cls, snapshot: Snapshot, name: str | None = None, *, rng: Rng = "same") -> Sandbox:
@@ -135,11 +143,18 @@ class Sandbox:
     def _restore(cls, snapshot: Snapshot, names: Sequence[str | None], rng: Rng) -> builtins.list[Sandbox]:
         if snapshot.deleted:
             raise SnapshotError(f"{snapshot!r} was deleted: take another snapshot")
+        seeds = copy_seeds(rng, len(names))
         backend = snapshot._backend
+        _check_names(names)
         lives = backend.restore(snapshot.id, names=names, timeout=_START_TIMEOUT)
         made = [cls(backend, live, snapshot._spec, snapshot) for live in lives]
-        for box, seed in zip(made, copy_seeds(rng, len(made))):
-            box._reseed(seed)
+        try:
+            for box, seed in zip(made, seeds):
+                box._reseed(seed)
+        except BaseException:
+            for box in made:
+                box.terminate()
+            raise
         return made
 
     def fork(self, n: int, prefix: str | None = None, *, rng: Rng = "same") -> builtins.list[Sandbox]:
@@ -331,14 +346,24 @@ class Sandbox:
 
     def _take(self, *, keep: bool, label: str | None) -> Snapshot:
         with self._awake():
-            try:
-                taken = self._backend.snapshot(self._live, keep=keep, timeout=_START_TIMEOUT)
-            except SandboxDied as error:
-                raise self._fatal(error) from None
+            taken = self._capture(keep=keep)
             snapshot = Snapshot(self._backend, taken, self._spec, self.parent, label)
             if keep:
                 self.parent = snapshot
             return snapshot
+
+    def _capture(self, *, keep: bool) -> Taken:
+        try:
+            return self._backend.snapshot(self._live, keep=keep, timeout=_START_TIMEOUT)
+        except SandboxDied as error:
+            raise self._fatal(error) from None
+        except SnapshotError:
+            # What a command has left may have ended since: the guest's own process reaps it now, and closes its pipes.
+            self._answer(Op.PING, None, timeout=30.0)
+        try:
+            return self._backend.snapshot(self._live, keep=keep, timeout=_START_TIMEOUT)
+        except SandboxDied as error:
+            raise self._fatal(error) from None
 
     def checkpoint(self, label: str | None = None) -> Snapshot:
         """A snapshot that `rewind` finds by its label."""
@@ -364,11 +389,20 @@ class Sandbox:
                 raise SnapshotError(f"{snapshot!r} was deleted: rewind to another")
             if self._state == "terminated":
                 raise SandboxDied(f"sandbox {self.name} was terminated: Sandbox.restore makes a new one")
-            (live,) = self._backend.restore(snapshot.id, names=[None], timeout=_START_TIMEOUT, replace=self._live)
-            self._live.channel.replace(live.channel.detach())
-            self._state, self.parent, self._oom_kills = "running", snapshot, 0
-            _sandboxes[self.id] = self
-            self._reseed(next(iter(copy_seeds(rng, 1))))
+            (seed,) = copy_seeds(rng, 1)
+            self._replace(snapshot)
+            self.parent = snapshot
+            self._reseed(seed)
+
+    def _replace(self, snapshot: Snapshot) -> None:
+        """Goes on as a copy of `snapshot`. A name is the supervisor's to keep while this lives; after, it is given again."""
+        name = None if self._state == "running" else self.name
+        (live,) = self._backend.restore(snapshot.id, names=[name], timeout=_START_TIMEOUT, replace=self._live)
+        self._live.channel.replace(live.channel.detach())
+        self._state, self._oom_kills = "running", 0
+        _sandboxes[self.id] = self
+        if self._spec.idle_timeout is not None:
+            _idle.watch(self, self._spec.idle_timeout)
 
     def _reseed(self, seed: int | None) -> None:
         if seed is not None:
@@ -382,14 +416,24 @@ class Sandbox:
         return self._state
 
     def terminate(self) -> None:
-        """Kills everything in it and frees what it held, checkpoints too. Idempotent."""
-        with self._lock:
+        """Kills everything in it and frees what it held, checkpoints too. Idempotent. A call under way in another thread
+        ends with SandboxDied.
+        """
+        self._ending = True
+        while not self._lock.acquire(blocking=False):
+            self._live.channel.interrupt()
+            if self._lock.acquire(timeout=0.1):  # again: the call may only now have begun to wait
+                break
+        try:
             for checkpoint in self._checkpoints:
                 checkpoint.delete()
             self._checkpoints.clear()
             if self._resting is not None:
                 self._resting.delete()
+                self._resting = None
             self._end("terminated", "it was terminated")
+        finally:
+            self._lock.release()
 
     def _end(self, state: Literal["dead", "terminated"], reason: str | None) -> None:
         was, self._state = self._state, state
@@ -399,7 +443,7 @@ class Sandbox:
             try:
                 self._backend.terminate(self._live, reason)
             except SandboxDied:  # the supervisor is gone, and everything with it
-                pass
+                self._live.channel.close()
 
     def _stop_idle(self) -> None:
         """Called by the idle watch: ends an ephemeral sandbox, puts another to rest."""
@@ -410,8 +454,8 @@ class Sandbox:
                 self._end("dead", f"it was idle for {self._spec.idle_timeout} s")
                 return
             try:
-                taken = self._backend.snapshot(self._live, keep=False, timeout=_START_TIMEOUT)
-            except SnapshotError:  # something in it still runs: it isn't idle, only unasked
+                taken = self._capture(keep=False)
+            except SandboxError:  # something in it still runs: it isn't idle, only unasked; or it has died
                 return
             self._resting = Snapshot(self._backend, taken, self._spec, self.parent, None)
             self._state = "stopped"
@@ -422,9 +466,9 @@ class Sandbox:
         with self._lock:
             if self._state == "stopped":
                 assert self._resting is not None
-                resting, self._resting = self._resting, None
-                self.rewind(resting)
-                resting.delete()
+                self._replace(self._resting)
+                self._resting.delete()
+                self._resting = None
             if self._state != "running":
                 raise SandboxDied(f"sandbox {self.name} is {self._state}: {self._reason()}")
             try:
@@ -491,6 +535,9 @@ class Sandbox:
         """Ends the sandbox over an error, which comes back with the cause in its message."""
         if isinstance(error, GuestError):
             error = ProtocolError(f"sandbox {self.name}: its interpreter failed: {error}")
+        if self._ending:
+            self._end("terminated", "it was terminated")
+            return SandboxDied(f"sandbox {self.name} was terminated during the call")
         try:
             reason = self._backend.death(self._live) if isinstance(error, SandboxDied) else ""
         except SandboxError as gone:
@@ -501,3 +548,10 @@ class Sandbox:
         if isinstance(error, SandboxDied):
             return SandboxDied(f"sandbox {self.name} is gone: {reason}")
         return type(error)(f"{error}; it was killed")
+
+
+def _check_names(names: Sequence[str | None]) -> None:
+    """The supervisor keeps names unique among what runs; a sandbox at rest keeps its name too."""
+    for box in Sandbox.list():
+        if box.status == "stopped" and box.name in names:
+            raise SandboxError(f"a sandbox named {box.name!r} lives already: names are unique among the living")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -133,6 +132,9 @@ class NativeBackend:
         with self._connection(30.0) as sock:
             return registry.rows(sock)
 
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def close(self) -> None:
         """Ends the supervisor and with it every sandbox. Idempotent; returns when all is cleared."""
         self._lifeline.close()
@@ -141,7 +143,10 @@ class NativeBackend:
         process = getattr(self, "_process", None)
         if process is not None:
             process.wait(timeout=30)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        registry.clear(self._folder)  # again, for a janitor that was killed
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
 
     # ---- the supervisor's socket ------------------------------------------------------------------------------------
 

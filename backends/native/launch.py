@@ -2,13 +2,16 @@
 
 The process that the client started (the janitor) makes the namespaces, forks the supervisor into them as process 1, waits
 for its end, and removes the control groups and the run folder. Both end with the client: the supervisor watches its
-lifeline and its pidfd, and dies with the janitor.
+lifeline and its pidfd, and dies with the janitor. A third, which does nothing but wait, clears up where the janitor
+itself was killed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import socket
 import sys
 import traceback
@@ -37,6 +40,8 @@ def main() -> NoReturn:
     supervisor_id = folder.name
     hierarchy = cgroups.find()
     privileged = os.geteuid() == 0
+    registry.write(folder, groups=[str(path) for path in hierarchy.roots.values()])
+    sweeper = _start_sweeper(folder, [lifeline.fileno(), owner])
     try:
         uid, gid = os.geteuid(), os.getegid()
         flags = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID
@@ -48,16 +53,35 @@ def main() -> NoReturn:
         pid = os.fork()
     except OSError as error:
         _tell(lifeline, f"no namespaces can be made here ({error}): `sandbox-gym doctor` tells what is missing")
-        registry.clear(folder)
+        _clear(folder, sweeper)
         sys.exit(1)
     if pid == 0:
         _supervise(lifeline, owner, folder, cap, hierarchy, supervisor_id, privileged)
-    registry.write(folder, supervisor_pid=pid, groups=[str(p) for p in hierarchy.roots.values()])
+    registry.write(folder, supervisor_pid=pid)
     lifeline.close()
     os.close(owner)
     os.waitpid(pid, 0)
-    registry.clear(folder)
+    _clear(folder, sweeper)
     sys.exit(0)
+
+
+def _start_sweeper(folder: Path, not_its: list[int]) -> int:
+    janitor = os.pidfd_open(os.getpid())
+    pid = os.fork()
+    if pid == 0:
+        for fd in not_its:  # the lifeline's end is a signal: nobody but the supervisor may hold it open
+            os.close(fd)
+        select.select([janitor], [], [])
+        registry.clear(folder)
+        os._exit(0)
+    os.close(janitor)
+    return pid
+
+
+def _clear(folder: Path, sweeper: int) -> None:
+    registry.clear(folder)
+    os.kill(sweeper, signal.SIGKILL)
+    os.waitpid(sweeper, 0)
 
 
 def _map_self(uid: int, gid: int) -> None:
