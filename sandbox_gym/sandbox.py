@@ -359,7 +359,7 @@ class Sandbox:
             raise self._fatal(error) from None
         except SnapshotError:
             # What a command has left may have ended since: the guest's own process reaps it now, and closes its pipes.
-            self._answer(Op.PING, None, timeout=30.0)
+            self._answer(Op.SETTLE, None, timeout=30.0)
         try:
             return self._backend.snapshot(self._live, keep=keep, timeout=_START_TIMEOUT)
         except SandboxDied as error:

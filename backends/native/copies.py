@@ -77,7 +77,7 @@ class Maker:
         attached = attach(source.family)
         targets = [target for _, target in attached]
         meta = wire.encode({"attach": targets})[0] if targets else b""
-        fds = [parts.theirs.fileno(), root, parts.netns_fd, *(fd for fd, _ in attached)]
+        fds = [parts.theirs.fileno(), root, parts.netns_fd, parts.go_fd, *(fd for fd, _ in attached)]
         try:
             wire.send(source.control, Op.CLONE, 0, 0, meta, fds=fds)
         except OSError as error:
@@ -117,7 +117,7 @@ class Maker:
         below = source.layers if source is not None else ()
         inode = os.fstat(parts.theirs.fileno()).st_ino
         depth = source.depth + 1 if source is not None else 0
-        node = Node("", name or "", family, source, parts.layer, below, parts.group, parts.control, inode, depth)
+        node = Node("", name or "", family, source, parts.layer, below, parts.group, parts.control, inode, depth, parts.go_fd)
         if source is not None:
             source.children.add(node)
         return node, parts, root
@@ -134,7 +134,7 @@ class Maker:
 
     def discard(self, node: Node) -> None:
         """Undoes `_assemble` for a node whose guest never came."""
-        node.control.close()
+        node.close()
         node.group.remove()
         node.layer.drop()
         if node.parent is not None:

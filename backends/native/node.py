@@ -45,6 +45,7 @@ class Node:
     control: socket.socket  # the host's end; the client has a duplicate of a live sandbox's
     control_inode: int  # of the guest's end, to know it among the guest's descriptors
     depth: int
+    go_fd: int
     pid: int = 0
     pidfd: int = -1
     frozen: bool = False
@@ -74,10 +75,27 @@ class Node:
         return below + (self._used or 0)
 
     def arrived(self, pid: int) -> None:
-        """The process is there: it gets its limits, and a descriptor that outlives its number."""
+        """The process is there: it gets a descriptor that outlives its number."""
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
-        self.group.add(pid)
+
+    def limit(self) -> None:
+        """Puts the process under its limits; until then it does nothing for anyone."""
+        try:
+            self.group.add(self.pid)
+        except ProcessLookupError:  # already dead: its pidfd will say so
+            return
+        os.eventfd_write(self.go_fd, 1)
+        os.close(self.go_fd)
+        self.go_fd = -1
+
+    def close(self) -> None:
+        """Gives up its descriptors. Idempotent."""
+        self.control.close()
+        for fd in (self.pidfd, self.go_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.pidfd = self.go_fd = -1
 
     def kill(self, reason: str) -> None:
         self.reason = self.reason or reason

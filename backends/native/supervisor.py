@@ -253,7 +253,7 @@ class Supervisor:
         node = self._sandboxes.get(request["id"])
         if node is not None:  # its socket closed, and its exit is on the way
             node.on_exit.append(lambda: reply({"reason": self._deaths.get(request["id"], "")}))
-            node.kill("it closed its control socket")
+            node.kill("")  # no reason of ours: its exit tells whether a limit was
             return
         reply({"reason": self._deaths.get(request["id"], "it is not known here")})
 
@@ -309,7 +309,11 @@ class Supervisor:
             self.watch(node.pidfd, lambda events: self._exited(node))
         else:
             self._maker.discard(node)
+        if failure is None and source is None:
+            node.limit()
         expected.done(expected, failure)
+        if failure is None and source is not None:
+            node.limit()  # after the reply: the client wakes up meanwhile, and the copy waits for it
         if failure is not None and source is not None:
             self._drop_unneeded(source)
 
@@ -328,8 +332,6 @@ class Supervisor:
 
     def _exited(self, node: Node) -> None:
         self.unwatch(node.pidfd)
-        os.close(node.pidfd)
-        node.pidfd = -1
         self._reap()
         self._maker.forget(node)
         killed = node.group.oom_kills()
@@ -338,11 +340,11 @@ class Supervisor:
         if self._sandboxes.get(node.id) is node:
             del self._sandboxes[node.id]
         self._snapshots.pop(node.id, None)
-        self._deaths[node.id] = reason or "its process ended by itself or crashed"
+        self._deaths[node.id] = reason or "its process ended, crashed or closed its control socket"
         while len(self._deaths) > _DEATHS_KEPT:
             self._deaths.pop(next(iter(self._deaths)))
         self.unwatch(node.control.fileno())
-        node.control.close()
+        node.close()
         for expected in [e for e in self._expected.values() if e.source is node]:
             self._arrive(expected, CopyFailed("the origin's process ended"))
         for callback in node.on_exit:

@@ -38,6 +38,8 @@ class Agent:
                 self._answer_raw(frame, self.hosted.step)
             elif frame.op == Op.CLONE:
                 self._clone(frame)
+            elif frame.op == Op.PING:
+                self.connection.send(Op.PING, Status.OK, frame.seq, frame.meta, frame.data)
             else:
                 self._answer(frame)
 
@@ -67,9 +69,8 @@ class Agent:
         self.connection.send(frame.op, Status.ERROR, frame.seq, meta)
 
     def _handle(self, op: Op, value: Any) -> Any:
-        if op == Op.PING:
-            commands.reap_orphans()
-            return value
+        if op == Op.SETTLE:
+            return commands.reap_orphans()
         if op == Op.CODE:
             return self.interpreter.run(**value)
         if op == Op.EXEC:

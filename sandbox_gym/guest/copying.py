@@ -6,91 +6,115 @@ answers on the socket that came with the request. What the copy does between is 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import os
 import signal
-import socket
 import stat
-from typing import Any
+from typing import Any, NoReturn
 
-from . import wire
-from .syscalls import (
-    CLONE_NEWNET,
-    CLONE_SANDBOX,
-    MNT_DETACH,
-    MS_NODEV,
-    MS_NOEXEC,
-    MS_NOSUID,
-    clone,
-    mount,
-    move_mount,
-    pivot_root,
-    setns,
-    umount2,
-)
+from . import syscalls, wire
+from .batch import Batch, BatchError
+from .syscalls import MNT_DETACH, MS_NODEV, MS_NOEXEC, MS_NOSUID, move_mount, pivot_root, umount2
 from .wire import Connection, Frame, Op
 
-
 _READY = wire.HEADER.pack(Op.READY, wire.Status.OK, 0, 0, 0)
+_PROC_FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC
+_SIG_IGN = (1).to_bytes(32, "little")  # a struct sigaction for the kernel, in the order of this machine
+_SIGSET_BYTES = 8
 
 
 class Copier:
     def __init__(self) -> None:
-        self._open_files: list[tuple[int, str, int, int, bool]] | None = None
-        self._cwd = "/"
-        self._on_child: Any = signal.SIG_DFL
+        self._frozen = False
+        self._ready: tuple[Any, Batch] | None = None
+        self._open_files: list[tuple[int, str, int, int]] = []
+        self._cwd = ""
+        self._on_child = ctypes.create_string_buffer(len(_SIG_IGN))  # what SIGCHLD does while not frozen
 
     def clone(self, connection: Connection, frame: Frame) -> None:
         """Returns in both; the copy's connection is then its own. Raises OSError where the kernel refuses."""
-        control, root, netns, *attached = frame.fds
+        first = not self._frozen
         try:
-            if self._open_files is None:  # the first copy ever: from now on this process never changes again
-                _refuse_timers()
-                self._look_at_open_files({connection.sock.fileno(), *frame.fds})
-                gc.freeze()  # a collection in a copy would otherwise write to, and so duplicate, every page
-                # Copies that end are this process's children: ignored, so that none stays as a zombie.
-                self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-            pid = clone(CLONE_SANDBOX)
-        except OSError:
-            if self._open_files is not None:
-                self._open_files = None
-                signal.signal(signal.SIGCHLD, self._on_child)
-            for fd in frame.fds:
-                os.close(fd)
+            if first:
+                self._freeze({connection.sock.fileno(), *frame.fds})
+            copied = self._calls_for(connection.sock.fileno(), frame).run() == 0
+        except OSError as error:
+            if isinstance(error, BatchError) and error.index > 0:  # this is the copy, half moved
+                _give_up(frame.fds[0], error)
+            if first and self._frozen:
+                self._thaw()
+            _close(frame.fds)
             raise
-        if pid:
-            for fd in frame.fds:
-                os.close(fd)
-            return
-        # Announced first: the supervisor and the client do their part while this process moves in. By the plainest call
-        # there is, since each page that a copy touches for the first time is a page fault.
-        os.write(control, _READY)
-        sock = socket.socket(fileno=control)
-        try:
-            self._move_in(root, netns, attached, wire.decode(frame.meta, frame.data))
-        except BaseException as error:  # a half-made copy must never run on
-            wire.send(sock, Op.READY, wire.Status.ERROR, 0, f"{type(error).__name__}: {error}".encode())
-            os._exit(1)
-        connection.replace(sock)
+        if copied:
+            self._arrive()
+        else:
+            _close(frame.fds)
 
-    def _move_in(self, root: int, netns: int, attached: list[int], value: Any) -> None:
-        setns(netns, CLONE_NEWNET)
-        os.close(netns)
-        enter_root(root, attached, value["attach"] if value else [])
-        signal.signal(signal.SIGCHLD, self._on_child)
-        for fd, path, flags, offset, seekable in self._open_files or ():
+    def _calls_for(self, connection_fd: int, frame: Frame) -> Batch:
+        """As a rule the descriptors come under the same numbers each time, and the list is there already."""
+        key = (connection_fd, *frame.fds, frame.meta)
+        if self._ready is None or self._ready[0] != key:
+            self._ready = key, self._calls(connection_fd, frame)
+        return self._ready[1]
+
+    def _calls(self, connection_fd: int, frame: Frame) -> Batch:
+        """The clone, and all that the copy does before it runs a line of Python."""
+        control, root, netns, go, *attached = frame.fds
+        targets = wire.decode(frame.meta, frame.data)["attach"] if attached else []
+        batch = Batch()
+        batch.add(syscalls.NR_CLONE, syscalls.CLONE_SANDBOX | signal.SIGCHLD)
+        # Announced first: the supervisor and the client do their part while this process moves in.
+        batch.add(syscalls.NR_WRITE, control, _READY, len(_READY))
+        batch.add(syscalls.NR_RT_SIGACTION, signal.SIGCHLD, ctypes.addressof(self._on_child), 0, _SIGSET_BYTES)
+        batch.add(syscalls.NR_SETNS, netns, syscalls.CLONE_NEWNET)
+        batch.add(*syscalls.move_mount_call(root, "/"))
+        batch.add(syscalls.NR_FCHDIR, root)
+        for fd, target in zip(attached, targets):
+            batch.add(*syscalls.move_mount_call(fd, target.lstrip("/")))
+        batch.add(syscalls.NR_MOUNT, b"proc", b"proc", b"proc", _PROC_FLAGS)
+        batch.add(syscalls.NR_PIVOT_ROOT, b".", b".")
+        batch.add(syscalls.NR_UMOUNT2, b".", MNT_DETACH)
+        batch.add(syscalls.NR_CHDIR, os.fsencode(self._cwd))
+        batch.add(syscalls.NR_READ, go, bytes(8), 8)  # until the supervisor has put the limits on
+        batch.add(syscalls.NR_DUP3, control, connection_fd, os.O_CLOEXEC)  # the connection goes on under its old number
+        for fd in frame.fds:
+            batch.add(syscalls.NR_CLOSE, fd)
+        return batch
+
+    def _arrive(self) -> None:
+        """In the copy: opens again what was open, on its own disk."""
+        self._frozen = False
+        for fd, path, flags, offset in self._open_files:
             reopened = os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
-            if seekable:
-                os.lseek(reopened, offset, os.SEEK_SET)
+            os.lseek(reopened, offset, os.SEEK_SET)
             os.dup2(reopened, fd, inheritable=not flags & os.O_CLOEXEC)
             os.close(reopened)
-        os.chdir(self._cwd)
-        self._open_files = None
+
+    def _freeze(self, ours: set[int]) -> None:
+        """Before the first copy: from now on this process never changes again, unless the clone fails."""
+        _refuse_timers()
+        self._look_at_open_files(ours)
+        self._ready = None
+        gc.freeze()  # a collection in a copy would otherwise write to, and so duplicate, every page
+        # Copies that end are this process's children: ignored, so that none stays as a zombie.
+        self._set_on_child(_SIG_IGN, self._on_child)
+        self._frozen = True
+
+    def _thaw(self) -> None:
+        self._frozen = False
+        self._set_on_child(self._on_child.raw, None)
+
+    def _set_on_child(self, action: bytes, before: ctypes.Array[ctypes.c_char] | None) -> None:
+        batch = Batch()
+        address = ctypes.addressof(before) if before is not None else 0
+        batch.add(syscalls.NR_RT_SIGACTION, signal.SIGCHLD, action, address, _SIGSET_BYTES)
+        batch.run()
 
     def _look_at_open_files(self, ours: set[int]) -> None:
-        """Every descriptor on the disk: the copy opens it again at the same place, on its own disk."""
-        found = []
+        """Every file and folder that is open on the disk. Devices have no state and no place: they stay as they are."""
+        self._open_files = []
         for name in os.listdir("/proc/self/fd"):
             fd = int(name)
             if fd in ours:
@@ -100,12 +124,23 @@ class Copier:
                 mode = os.fstat(fd).st_mode
             except OSError:  # the descriptor of this very listing
                 continue
-            with open(f"/proc/self/fdinfo/{fd}") as info:
-                fields = dict(line.split(":", 1) for line in info if ":" in line)
-            seekable = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-            found.append((fd, path, int(fields["flags"], 8), int(fields["pos"]), seekable))
-        self._open_files = found
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+                with open(f"/proc/self/fdinfo/{fd}") as info:
+                    fields = dict(line.split(":", 1) for line in info if ":" in line)
+                self._open_files.append((fd, path, int(fields["flags"], 8), int(fields["pos"])))
         self._cwd = os.getcwd()
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _give_up(control: int, error: BatchError) -> NoReturn:
+    """A half-made copy must never run on."""
+    meta = str(error).encode()
+    os.write(control, wire.HEADER.pack(Op.READY, wire.Status.ERROR, 0, len(meta), 0) + meta)
+    os._exit(1)
 
 
 def _refuse_timers() -> None:
@@ -116,14 +151,14 @@ def _refuse_timers() -> None:
 
 
 def enter_root(root: int, attached: list[int], targets: list[str]) -> None:
-    """Makes the detached mount `root` this mount namespace's /, with its own /proc and the mounts that go on it."""
+    """Makes the detached mount `root` this mount namespace's /, with its own /proc and the mounts that go on it: for a
+    first guest, what `_calls` lists for a copy.
+    """
     move_mount(root, "/")
     os.fchdir(root)
-    os.close(root)
     for fd, target in zip(attached, targets):
         move_mount(fd, target.lstrip("/"))
-        os.close(fd)
-    mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    syscalls.mount("proc", "proc", "proc", _PROC_FLAGS)
     pivot_root(".", ".")
     umount2(".", MNT_DETACH)
     os.chdir("/")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import importlib
 import math
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from . import chance
 from .spaces import Codec, describe
 from .wire import STEP_RESULT, Frame, Op
 
@@ -71,23 +71,10 @@ class Hosted:
         return self._last[0], STEP_RESULT.pack(reward, terminated, truncated), *self._last[1:]
 
     def reseed(self, seed: int) -> None:
-        """New chance from here on: every generator that the environment, its wrappers or its spaces hold."""
-        if self._made is None:
-            return
-        layers: list[Any] = [self._made]
-        while isinstance(layers[-1], gymnasium.Wrapper):
-            layers.append(layers[-1].env)
-        for place, layer in enumerate(layers):
-            for name, generator in list(vars(layer).items()):
-                _reseed_generator(generator, seed, place, name)
-            for name in ("action_space", "observation_space"):
-                space = vars(layer).get(name)
-                if isinstance(space, gymnasium.Space):
-                    space.seed(_word(seed, place, name))
-        self._sampler.seed(_word(seed, len(layers)))
-        hook = getattr(self._made.unwrapped, "reseed", None)
-        if callable(hook):
-            hook(seed)
+        """New chance from here on, for the environment and for the random policy."""
+        if self._made is not None:
+            chance.reseed(self._made, seed)
+            self._sampler.seed(chance.word(seed, "sampler"))
 
     # ---- handlers ---------------------------------------------------------------------------------------------
 
@@ -143,17 +130,10 @@ class Hosted:
         options: dict[str, Any] | None = None,
         carry: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Starts an episode. `carry`, the "chance" of the copy before: np_random goes on from there as if there had
-        been no restore; what else the environment draws from has been seeded with `seed` by then.
+        """Starts an episode. With `carry`, the "chance" of the copy before, its random numbers go on from there; what
+        can't be carried is seeded with `seed`.
         """
-        observation, info = self._env.reset(seed=seed, options=options)
-        if carry is not None:
-            unwrapped = self._env.unwrapped
-            bits: Any = unwrapped.np_random.bit_generator
-            if type(bits).__name__ == carry["kind"]:
-                bits.state = carry["state"]
-                unwrapped._np_random_seed = carry["seed"]
-                observation, info = self._env.reset(options=options)
+        observation, info = chance.reset(self._env, seed, options, carry)
         self._remember(observation, info)
         self._ended = False, False
         return [self._observations.dump(observation), info]
@@ -167,13 +147,8 @@ class Hosted:
         return [self._observations.dump(observation), info]
 
     def _chance(self) -> dict[str, Any] | None:
-        """The state of np_random, to be carried over a restore; None while nothing has drawn or seeded it."""
-        unwrapped = self._env.unwrapped
-        generator = vars(unwrapped).get("_np_random")
-        if not isinstance(generator, np.random.Generator):
-            return None
-        bits = generator.bit_generator
-        return {"kind": type(bits).__name__, "state": bits.state, "seed": unwrapped._np_random_seed}
+        """What `_reset` takes as `carry`, in the copy that comes after this one."""
+        return chance.save(self._env)
 
     def _step(self, action: Any) -> tuple[float, bool, bool]:
         observation, reward, terminated, truncated, info = self._env.step(action)
@@ -289,20 +264,3 @@ def _import_home(env_id: str) -> None:
                 raise gymnasium.error.DependencyNotInstalled(
                     f"{env_id} needs the package {module}, which is not installed in the sandbox"
                 ) from error
-
-
-def _word(*entropy: int | str) -> int:
-    """31 bits of a seed sequence: a seed that every kind of generator takes."""
-    words = [
-        int.from_bytes(part.encode(), "big") if isinstance(part, str) else part % 2**64 for part in entropy
-    ]
-    return int(np.random.SeedSequence(words).generate_state(1)[0]) >> 1
-
-
-def _reseed_generator(generator: Any, *entropy: int | str) -> None:
-    """In place, so that whoever else holds the generator sees it too."""
-    if isinstance(generator, np.random.Generator):
-        bits: Any = generator.bit_generator
-        bits.state = type(bits)(_word(*entropy)).state
-    elif isinstance(generator, (np.random.RandomState, random.Random)):
-        generator.seed(_word(*entropy))

@@ -38,25 +38,39 @@ PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 SECCOMP_SET_MODE_FILTER = 1
 
 _NUMBERS = {
-    #             clone pivot_root seccomp
-    "x86_64": (56, 155, 317),
-    "aarch64": (220, 41, 277),
+    #          clone pivot_root seccomp setns umount2 mount chdir fchdir close dup3 write rt_sigaction read
+    "x86_64": (56, 155, 317, 308, 166, 165, 80, 81, 3, 292, 1, 13, 0),
+    "aarch64": (220, 41, 277, 268, 39, 40, 49, 50, 57, 24, 64, 134, 63),
 }
 # These numbers are the same on every architecture: calls added after 2019 share one table.
-_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 433, 442
+_OPEN_TREE, NR_MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 433, 442
 
 try:
-    _CLONE, _PIVOT_ROOT, _SECCOMP = _NUMBERS[platform.machine()]
+    (
+        NR_CLONE,
+        NR_PIVOT_ROOT,
+        _SECCOMP,
+        NR_SETNS,
+        NR_UMOUNT2,
+        NR_MOUNT,
+        NR_CHDIR,
+        NR_FCHDIR,
+        NR_CLOSE,
+        NR_DUP3,
+        NR_WRITE,
+        NR_RT_SIGACTION,
+        NR_READ,
+    ) = _NUMBERS[platform.machine()]
 except KeyError:
     raise ImportError(f"sandbox_gym knows x86_64 and aarch64, not {platform.machine()}") from None
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
-_libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
-_libc.unshare.argtypes = (ctypes.c_int,)
-_libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
-_libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+libc.unshare.argtypes = (ctypes.c_int,)
+libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
+libc.prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
 
 
 def _check(result: int, call: str) -> int:
@@ -68,33 +82,33 @@ def _check(result: int, call: str) -> int:
 
 def _syscall(name: str, number: int, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
     converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    return _check(_libc.syscall(ctypes.c_long(number), *converted), name)
+    return _check(libc.syscall(ctypes.c_long(number), *converted), name)
 
 
 def clone(flags: int) -> int:
     """fork(2) into new namespaces: 0 in the child. No atfork handler runs, so a copy keeps its random state."""
-    return _syscall("clone", _CLONE, flags | SIGCHLD, 0, 0, 0, 0)
+    return _syscall("clone", NR_CLONE, flags | SIGCHLD, 0, 0, 0, 0)
 
 
 def unshare(flags: int) -> None:
-    _check(_libc.unshare(flags), "unshare")
+    _check(libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, nstype: int) -> None:
-    _check(_libc.setns(fd, nstype), "setns")
+    _check(libc.setns(fd, nstype), "setns")
 
 
 def mount(source: str | None, target: str, fstype: str | None = None, flags: int = 0, data: str | None = None) -> None:
     encode = [None if text is None else os.fsencode(text) for text in (source, target, fstype, data)]
-    _check(_libc.mount(encode[0], encode[1], encode[2], flags, encode[3]), f"mount {target}")
+    _check(libc.mount(encode[0], encode[1], encode[2], flags, encode[3]), f"mount {target}")
 
 
 def umount2(target: str, flags: int = 0) -> None:
-    _check(_libc.umount2(os.fsencode(target), flags), f"umount2 {target}")
+    _check(libc.umount2(os.fsencode(target), flags), f"umount2 {target}")
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    _syscall("pivot_root", _PIVOT_ROOT, os.fsencode(new_root), os.fsencode(put_old))
+    _syscall("pivot_root", NR_PIVOT_ROOT, os.fsencode(new_root), os.fsencode(put_old))
 
 
 def open_tree(path: str, *, dfd: int = AT_FDCWD, recursive: bool = False) -> int:
@@ -104,7 +118,14 @@ def open_tree(path: str, *, dfd: int = AT_FDCWD, recursive: bool = False) -> int
 
 
 def move_mount(fd: int, target: str) -> None:
-    _syscall(f"move_mount {target}", _MOVE_MOUNT, fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+    """Attaches the detached mount `fd` at a path."""
+    number, *arguments = move_mount_call(fd, target)
+    _syscall(f"move_mount {target}", number, *arguments)
+
+
+def move_mount_call(fd: int, target: str) -> tuple[int, int, bytes, int, bytes, int]:
+    """Its number and arguments, for a `Batch`."""
+    return NR_MOVE_MOUNT, fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH
 
 
 def fsopen(fstype: str) -> int:
@@ -144,7 +165,7 @@ def mount_setattr(fd: int, attr_set: int, *, userns_fd: int = 0, recursive: bool
 
 
 def prctl(option: int, argument: int = 0) -> None:
-    _check(_libc.prctl(option, argument, 0, 0, 0), f"prctl {option}")
+    _check(libc.prctl(option, argument, 0, 0, 0), f"prctl {option}")
 
 
 def seccomp_filter(program: bytes) -> None:

@@ -31,6 +31,7 @@ class Op(enum.IntEnum):
     READY = 1  # guest to host, once, when a copy stands
     PING = 2
     CLONE = 3  # from the supervisor, with descriptors
+    SETTLE = 4  # reap what has died, close what has ended: a snapshot was refused and is about to be tried again
     # the user's Sandbox
     CODE = 10
     EXEC = 11
@@ -91,7 +92,8 @@ class Connection:
         self.sock = sock
         self.deadline: float | None = None  # monotonic; a peer that dribbles restarts the kernel's clock at each byte
         self._takes_fds = takes_fds
-        self._buffer = bytearray(_BUFFER)
+        # A host has one of these for each of its many guests, made while a user waits: no 64 KiB to clear there.
+        self._buffer = bytearray(_BUFFER if takes_fds else 1 << 12)
 
     def send(self, op: int, status: int = 0, seq: int = 0, meta: bytes = b"", *data: Any) -> None:
         send(self.sock, op, status, seq, meta, *data)
@@ -116,7 +118,7 @@ class Connection:
         end = HEADER.size + data_length + meta_length
         if count > end:
             raise WireError("more bytes than the frame announced")
-        if end <= _BUFFER:
+        if end <= len(buffer):
             body = memoryview(buffer)
         else:
             body = memoryview(bytearray(end))
@@ -126,7 +128,7 @@ class Connection:
         split = HEADER.size + data_length
         data = body[HEADER.size : split]
         # A small frame lies in the shared buffer: copied out, or the next receive would overwrite it.
-        return Frame(op, status, seq, bytes(body[split:end]), data if end > _BUFFER else memoryview(bytes(data)), fds)
+        return Frame(op, status, seq, bytes(body[split:end]), data if end > len(buffer) else memoryview(bytes(data)), fds)
 
     def _more(self, target: memoryview) -> int:
         count = self.sock.recv_into(target)
