@@ -1,0 +1,1 @@
+"""One module for each measurement: `python -m benchmarks.NAME [--quick] [--json FILE]`."""
