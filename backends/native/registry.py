@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -26,11 +27,16 @@ def home() -> Path:
 
 def make_folder() -> Path:
     place = home()
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if place.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{place} belongs to another user")
     folder = place / secrets.token_hex(6)
-    folder.mkdir(mode=0o700)
+    while True:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if place.stat().st_uid != os.geteuid():
+            raise PermissionError(f"{place} belongs to another user")
+        try:
+            folder.mkdir(mode=0o700)
+            break
+        except FileNotFoundError:  # the last of the others has just removed `place`
+            continue
     write(folder, owner_pid=os.getpid(), owner_start=start_time(os.getpid()))
     return folder
 
@@ -134,6 +140,8 @@ def clear(folder: Path) -> None:
                 raise TimeoutError(f"processes are still in {group}")
             time.sleep(0.01)
     shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # others are in there
+        folder.parent.rmdir()
 
 
 def _remove_group(group: Path) -> bool:
