@@ -1,4 +1,4 @@
-"""The sandbox itself as an environment: an action is a cell of code or a shell command, an observation what came back."""
+"""The sandbox itself as an environment: an action is a cell of code or a shell command, an observation what it said."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ class AnyText(spaces.Text):
             mask = int(self.np_random.integers(self._sample_length + 1)), None
         return super().sample(mask, probability)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyText) and self.max_length == other.max_length
-
     def __repr__(self) -> str:
         return f"AnyText({self.max_length})"
 
@@ -61,12 +58,12 @@ class TerminalEnv(BranchableEnv):
     "shell" as a command line.
 
     The observation is what was printed, then the last expression's value or the traceback (python), or the exit code
-    where it isn't zero (shell); past `max_output` characters its middle is cut out. `step_timeout` seconds end an action
-    and whatever it started; the observation says so.
+    where it isn't zero (shell); past `max_output` characters its middle is cut out. `step_timeout` seconds end an
+    action and whatever it started; the observation says so.
 
-    The reward is 0.0, or the number that `score` prints last: a piece of code or command in the same language, run in
-    the sandbox after each action. It runs where the action ran, so an action can tamper with what it reads. `setup` runs once,
-    before the first episode. An episode has no end of its own; after `max_episode_steps` actions it is truncated.
+    The reward is 0.0, or the number that `score` prints last: code or a command in the same language, run in the
+    sandbox after each action. It runs where the action ran, so an action can tamper with what it reads. `setup` runs
+    once, before the first episode. An episode has no end of its own; after `max_episode_steps` it is truncated.
 
     Raises:
         SandboxError: `setup` failed, or `score` did, or printed no finite number: its output is in the message.

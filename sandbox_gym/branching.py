@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import gymnasium
 from gymnasium.utils import seeding
@@ -16,6 +16,9 @@ from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.api import Rng
 from sandbox_gym.sandbox import Sandbox
 from sandbox_gym.seeds import copy_seeds
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _MAX_THREADS = 32
 
@@ -33,7 +36,7 @@ class Branch:
 
 
 class Pristine:
-    """The snapshot that episodes start from, shared by an environment and its branches; the last to close deletes it."""
+    """The snapshot that episodes start from, shared by an environment and its branches; the last closed deletes it."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot

@@ -115,8 +115,8 @@ class SandboxEnv(BranchableEnv):
         observations: bool = False,
         timeout: float | None = None,
     ) -> Trajectory:
-        """Plays inside the guest, in one message: the given `actions`, or `policy="random"` for up to `max_steps`, until
-        the episode ends. The environment is left where that ends; an episode that is over already gives no step.
+        """Plays inside the guest, in one message: the given `actions`, or `policy="random"` for up to `max_steps`,
+        until the episode ends. The environment is left where that ends; an episode that is over already gives no step.
 
         `seed` chooses the random actions (without one they go on from where the last rollout's stopped). `discount`
         weighs `Trajectory.value`. `timeout`: seconds for all of it, by default `step_timeout` for each 100 steps.

@@ -81,7 +81,9 @@ def guest_error(error: GuestError, name: str) -> Exception:
         raised = getattr(builtins, kind)(message)
     else:
         raised = SandboxError(f"the environment in sandbox {name} raised {kind}: {message}")
-    raised.add_note(f"Raised in sandbox {name}:\n{error.info['traceback']}")
+    vars(raised)["__notes__"] = [
+        f"Raised in sandbox {name}:\n{error.info['traceback']}"
+    ]  # add_note, from 3.11
     return raised
 
 

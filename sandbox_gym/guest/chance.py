@@ -51,7 +51,7 @@ def reset(env: gymnasium.Env[Any, Any], seed: int | None, options: Any, saved: d
         return env.reset(seed=seed, options=options)
     unwrapped: Any = env.unwrapped
     if "ale" in saved:  # the emulator's state is all there is, and seeding it takes 0.1 s
-        unwrapped.ale.restoreState(pickle.loads(saved["ale"]))  # noqa: S301  # this guest's own, from before
+        unwrapped.ale.restoreState(pickle.loads(saved["ale"]))  # this guest's own, from before
     else:
         env.reset(seed=seed, options=options)
     bits = unwrapped.np_random.bit_generator

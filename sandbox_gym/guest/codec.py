@@ -28,12 +28,12 @@ class _Leaf(NamedTuple):
 
 
 class Codec:
-    """A space's values as bytes. `nbytes`: their number; None where values differ in size (Text, Sequence, Graph, OneOf,
-    and what holds one), which travel by `wire.encode`.
+    """A space's values as bytes. `nbytes`: their number; None where values differ in size (Text, Sequence, Graph,
+    OneOf, and what holds one), which travel by `wire.encode`.
 
-    An action is `encode`d and `decode`d: raw bytes with empty meta where it is exactly of the space's form, else (a list for
-    an array, another dtype, a value outside the space) as `wire.encode([action])`, so that the environment gets just
-    what its user gave. An observation with its info is a `reply` that is `read`:
+    An action is `encode`d and `decode`d: raw bytes with empty meta where it is exactly of the space's form, else (a
+    list for an array, another dtype, a value outside the space) as `wire.encode([action])`, so that the environment
+    gets just what its user gave. An observation with its info is a `reply` that is `read`:
 
         fixed size    meta = encode(info), empty when info is;  data = the observation's nbytes, then info's buffers
         otherwise     meta, data = encode([observation, info])

@@ -3,11 +3,13 @@
 Every value is plain data through `wire`, but STEP, the hot path:
 
     request   `Codec.encode(action)`: the action's raw bytes, or meta where it is not of the space's form
-    reply     data = STEP_RESULT(reward, terminated, truncated), then what `Codec.reply` says: the observation's raw bytes
-              first where its size is fixed, then the buffers of info; meta = info, empty where info is
+    reply     data = STEP_RESULT(reward, terminated, truncated), then what `Codec.reply` says: the observation's
+              raw bytes first where its size is fixed, then the buffers of info; meta = info, empty where info is
 
-RESET answers `[Codec.dump(observation), info]`, so there too a fixed-size observation's bytes come first in data. With
-`what="again"` it answers the last observation and info once more, with `what="chance"` the state of np_random.
+RESET answers `[Codec.dump(observation), info]`, so there too a fixed-size observation's bytes come first in data.
+With `what="again"` it answers the last observation and info once more, with `what="chance"` the state of
+np_random, which a later copy's RESET takes as `carry`.
+
 No thread, child, pipe or socket is made here: the fork engine would refuse the guest.
 """
 
@@ -184,8 +186,8 @@ class Hosted:
         discount: float = 1.0,
         observations: bool = False,
     ) -> dict[str, Any]:
-        """Steps until the episode ends, or the actions or max_steps do. `first`, a list of one action, goes ahead of them
-        all and is not counted. An episode that is over already makes no step.
+        """Steps until the episode ends, or the actions or max_steps do. `first`, a list of one action, goes ahead of
+        them all and is not counted. An episode that is over already makes no step.
         """
         queue = list(first or ()) + list(actions or ())
         if policy not in (None, "random"):
