@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from typing import Any, NoReturn
 
 from . import commands, copying, files, wire
@@ -30,8 +29,13 @@ class Agent:
         """Answers requests for ever; ends with the process when the socket closes."""
         while True:
             commands.drain_leftovers(self.connection.sock)
+            quick = self.hosted.quick if self.hosted is not None else None
             try:
-                frame = self.connection.receive()
+                # Past commands may still write: with their pipes to be drained, nothing is quick.
+                if quick is None or commands.have_leftovers():
+                    frame = self.connection.receive()
+                else:
+                    frame = self.connection.serve(quick)
             except (EOFError, OSError):
                 os._exit(0)
             if frame.op == Op.STEP and self.hosted is not None:
@@ -64,9 +68,7 @@ class Agent:
             self.connection.send(frame.op, Status.OK, frame.seq, meta, *buffers)
 
     def _fail(self, frame: Frame, error: BaseException) -> None:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        meta, _ = wire.encode({"type": type(error).__name__, "message": str(error), "traceback": text[-20_000:]})
-        self.connection.send(frame.op, Status.ERROR, frame.seq, meta)
+        self.connection.send(frame.op, Status.ERROR, frame.seq, wire.failure(error))
 
     def _handle(self, op: Op, value: Any) -> Any:
         if op == Op.SETTLE:

@@ -23,7 +23,7 @@ Packed = bytes | memoryview
 class _Leaf(NamedTuple):
     nbytes: int
     pack: Callable[[Any], Packed]
-    unpack: Callable[[memoryview], Any]
+    unpack: Callable[[Packed], Any]
     exact: Callable[[Any], bool]  # whether unpack(pack(value)) is the value, to the dtype
 
 
@@ -55,10 +55,10 @@ class Codec:
         """The value as bytes, cast to the space's dtype. Raises ValueError or TypeError when it does not fit."""
         return self._pack(value)
 
-    def unpack(self, data: memoryview) -> Any:
+    def unpack(self, data: Packed) -> Any:
         """A fresh value. Raises WireError when `data` has not this space's size."""
-        if data.nbytes != self.nbytes:
-            raise WireError(f"{data.nbytes} bytes for a value of {self.nbytes}")
+        if len(data) != self.nbytes:
+            raise WireError(f"{len(data)} bytes for a value of {self.nbytes}")
         return self._unpack(data)
 
     def encode(self, value: Any) -> tuple[Any, ...]:
@@ -153,7 +153,7 @@ def _array_leaf(dtype: Any, shape: tuple[int, ...]) -> _Leaf:
             return memoryview(value.view(ndarray).reshape(-1).view(np.uint8))
         return value.tobytes()  # type: ignore[no-any-return]
 
-    def unpack(data: memoryview) -> Any:
+    def unpack(data: Packed) -> Any:
         return ndarray(shape, dtype, bytearray(data))
 
     return _Leaf(nbytes, pack, unpack, exact)
@@ -187,7 +187,7 @@ def _discrete_leaf(dtype: Any) -> _Leaf:
         except (struct.error, OverflowError, TypeError):
             raise ValueError(f"{value!r} where the space has a {dtype}") from None
 
-    def unpack(data: memoryview) -> Any:
+    def unpack(data: Packed) -> Any:
         return number(_INT64.unpack(data)[0]) if native else np.frombuffer(data, dtype)[0]
 
     return _Leaf(dtype.itemsize, pack, unpack, exact)
@@ -217,10 +217,10 @@ def _composite_leaf(keys: list[Any], parts: list[Space[Any]], kind: type[Any]) -
             pass
         raise ValueError(f"a {type(value).__name__} whose parts are not the space's: {keys}")
 
-    def unpack_tuple(data: memoryview) -> Any:
+    def unpack_tuple(data: Packed) -> Any:
         return tuple([unpack(data[start:end]) for _, start, end, unpack in unpackers])
 
-    def unpack_dict(data: memoryview) -> Any:
+    def unpack_dict(data: Packed) -> Any:
         return {key: unpack(data[start:end]) for key, start, end, unpack in unpackers}
 
     return _Leaf(ends[-1] if ends else 0, pack, unpack_dict if kind is dict else unpack_tuple, exact)

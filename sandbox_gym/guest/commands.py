@@ -138,6 +138,10 @@ def _feed(pipe: Any, waiting: memoryview) -> memoryview:
         return waiting[:0]
 
 
+def have_leftovers() -> bool:
+    return bool(_leftovers)
+
+
 def drain_leftovers(control: socket.socket) -> None:
     """Waits for the next request while emptying the pipes of past commands. Returns at once when there are none."""
     while _leftovers:

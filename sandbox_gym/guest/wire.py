@@ -14,7 +14,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 HEADER = struct.Struct("<BBHIQ")  # op, status, seq, meta length, data length
@@ -82,6 +83,10 @@ def send(
         sock.sendall(memoryview(b"".join(blocks))[sent:])
 
 
+Quick = Callable[[bytearray, int], bytes | None]
+"""Answers a small frame that lies in a buffer, with all of its bytes; None for a frame that it does not know."""
+
+
 class Connection:
     """Frames over a connected stream socket. Blocking calls; time-outs are the socket's own (SO_RCVTIMEO).
 
@@ -100,14 +105,26 @@ class Connection:
 
     def receive(self) -> Frame:
         """The next frame. Raises EOFError when the other side is gone, WireError when it misbehaves."""
+        if not self._takes_fds:
+            return self._frame(self.sock.recv_into(self._buffer), [])
+        count, ancillary, _, _ = self.sock.recvmsg_into([self._buffer], _RIGHTS, socket.MSG_CMSG_CLOEXEC)
+        return self._frame(count, _descriptors(ancillary))
+
+    def serve(self, quick: Quick) -> Frame:
+        """`receive`, but each frame is first shown to `quick` where it lies; those that it answers never come out."""
+        buffers, receive, send = [self._buffer], self.sock.recvmsg_into, self.sock.send
+        while True:
+            count, ancillary, _, _ = receive(buffers, _RIGHTS, socket.MSG_CMSG_CLOEXEC)
+            answer = quick(self._buffer, count) if not ancillary else None
+            if answer is None:
+                return self._frame(count, _descriptors(ancillary))
+            sent = send(answer)
+            if sent < len(answer):
+                self.sock.sendall(memoryview(answer)[sent:])
+
+    def _frame(self, count: int, fds: list[int]) -> Frame:
+        """The frame that begins with `count` bytes in the buffer."""
         buffer = self._buffer
-        fds: list[int] = []
-        if self._takes_fds:
-            count, ancillary, _, _ = self.sock.recvmsg_into([buffer], _RIGHTS, socket.MSG_CMSG_CLOEXEC)
-            if ancillary:
-                fds = _descriptors(ancillary)
-        else:
-            count = self.sock.recv_into(buffer)
         if count == 0:
             raise EOFError("the other side closed the connection")
         while count < HEADER.size:
@@ -153,6 +170,12 @@ def _descriptors(ancillary: list[Any]) -> list[int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     return list(fds)
+
+
+def failure(error: BaseException) -> bytes:
+    """The meta of a reply with Status.ERROR."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return encode({"type": type(error).__name__, "message": str(error), "traceback": text[-20_000:]})[0]
 
 
 # ---- values ---------------------------------------------------------------------------------------------------
