@@ -7,53 +7,47 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement beside its reference. `ratio`: value to reference_value; `ok`: None where there is no bar."""
+    """One measurement beside its reference. `bar`: what the ratio to the reference may be at most, or, where
+    `more_is_better`, must be at least.
+    """
 
     metric: str
     value: float
     unit: str
     reference: str = ""
     reference_value: float | None = None
-    ratio: float | None = None
-    bar: str = ""
-    ok: bool | None = None
+    bar: float | None = None
+    more_is_better: bool = False
+
+    @property
+    def ratio(self) -> float | None:
+        return self.value / self.reference_value if self.reference_value else None
+
+    @property
+    def ok(self) -> bool | None:
+        """None where there is no bar."""
+        if self.bar is None or self.ratio is None:
+            return None
+        return self.ratio >= self.bar if self.more_is_better else self.ratio <= self.bar
 
 
-def row(
-    metric: str,
-    value: float,
-    unit: str,
-    *,
-    reference: str = "",
-    reference_value: float | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> Row:
-    """A row whose bar is on the ratio to the reference, or on the value itself where there is no reference."""
-    ratio = None if reference_value is None else value / reference_value
-    judged = value if ratio is None else ratio
-    times = "" if ratio is None else " x"
-    bar, ok = "", None
-    if at_least is not None:
-        bar, ok = f">= {at_least:g}{times}", judged >= at_least
-    elif at_most is not None:
-        bar, ok = f"<= {at_most:g}{times}", judged <= at_most
-    return Row(metric, value, unit, reference, reference_value, ratio, bar, ok)
-
-
-def parse(description: str | None) -> argparse.Namespace:
-    """`--quick` and `--json FILE`."""
-    parser = argparse.ArgumentParser(description=description)
+def main(description: str | None, run: Callable[[bool], Sequence[Row]]) -> NoReturn:
+    """Parses the options, calls `run(quick)`, reports, exits: with status 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rounds: ends within 45 s on 2 cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
-    return parser.parse_args()
+    options = parser.parse_args()
+    sys.exit(report(run(options.quick), options.json))
 
 
 def report(rows: Sequence[Row], json_path: Path | None = None) -> int:
@@ -68,16 +62,24 @@ def report(rows: Sequence[Row], json_path: Path | None = None) -> int:
         ]
         print("  ".join(cells).rstrip())
     load = os.getloadavg()[0]
-    print(f"\n{os.cpu_count()} cpus, load {load:.1f}, Linux {platform.release()}, Python {platform.python_version()}")
+    print(
+        f"\n{os.cpu_count()} cpus, load {load:.1f}, Linux {platform.release()}, Python {platform.python_version()}"
+    )
     if json_path is not None:
-        json_path.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        json_path.write_text(json.dumps([_record(row) for row in rows], indent=2) + "\n")
     return int(any(row.ok is False for row in rows))
+
+
+def _record(row: Row) -> dict[str, object]:
+    fields = ("metric", "value", "unit", "reference", "reference_value", "ratio", "bar", "ok")
+    return {field: getattr(row, field) for field in fields}
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     verdict = {None: "", True: "ok", False: "MISSED"}[row.ok]
+    bar = "" if row.bar is None else f"{'>=' if row.more_is_better else '<='} {row.bar:g}"
     reference_value, ratio = _number(row.reference_value), _number(row.ratio)
-    return row.metric, _number(row.value), row.unit, row.reference, reference_value, ratio, row.bar, verdict
+    return row.metric, _number(row.value), row.unit, row.reference, reference_value, ratio, bar, verdict
 
 
 def _number(value: float | None) -> str:
