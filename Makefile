@@ -1,0 +1,33 @@
+PYTHON_IN_VENV := .venv/bin/python
+BENCHMARKS := $(filter-out _%,$(notdir $(basename $(wildcard benchmarks/*.py))))
+# What depends on Gymnasium itself is tested with its oldest supported release too.
+GYMNASIUM_TESTS := $(wildcard tests/test_registration.py tests/env tests/vector)
+
+.PHONY: setup demo test check lint format bench
+.DEFAULT_GOAL := demo
+
+setup:
+	@scripts/setup.sh
+
+demo: setup
+	@$(PYTHON_IN_VENV) -m sandbox_gym demo
+
+test: setup
+	$(PYTHON_IN_VENV) -m pytest -q
+	.venv-oldest/bin/python -m pytest -q -p no:cacheprovider $(GYMNASIUM_TESTS)
+
+lint: setup
+	$(PYTHON_IN_VENV) -m ruff format --check
+	$(PYTHON_IN_VENV) -m ruff check
+	$(PYTHON_IN_VENV) -m mypy
+
+check: lint test
+
+format: setup
+	$(PYTHON_IN_VENV) -m ruff check --fix-only
+	$(PYTHON_IN_VENV) -m ruff format
+
+bench: setup
+	@failed=; for name in $(BENCHMARKS); do \
+	  echo "== $$name"; $(PYTHON_IN_VENV) -m benchmarks.$$name --quick || failed="$$failed $$name"; \
+	done; [ -z "$$failed" ] || { echo "missed a bar:$$failed"; exit 1; }

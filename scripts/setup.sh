@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Makes what the demo and the tests need: system packages, .venv with everything, and .venv-oldest, which is the same with
+# the oldest Gymnasium that sandbox_gym supports. Does nothing when all of it is there. PYTHON chooses the interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+oldest_gymnasium=$(sed -n 's/^dependencies = .*gymnasium>=\([0-9.]*\).*/\1/p' pyproject.toml)
+python=${PYTHON:-python3}
+
+say() { printf '%s\n' "$*" >&2; }
+
+system_packages() { # prints those that are missing
+  "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+  # Only root's sandboxes have their disks on btrfs; an ordinary user's are in memory.
+  [ "$(id -u)" -ne 0 ] || PATH=$PATH:/usr/sbin:/sbin command -v mkfs.btrfs >/dev/null || echo btrfs-progs
+}
+
+install_system_packages() {
+  local missing
+  mapfile -t missing < <(system_packages)
+  [ ${#missing[@]} -gt 0 ] || return 0
+  local command="apt-get install -y --no-install-recommends ${missing[*]}"
+  if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    say "Missing system packages (Debian's names): ${missing[*]}. As root: $command"
+    exit 1
+  fi
+  say "Installing ${missing[*]} ..."
+  export DEBIAN_FRONTEND=noninteractive
+  $command >/dev/null 2>&1 </dev/null || { apt-get update -qq && $command >/dev/null; } </dev/null
+}
+
+# A stamp names what an environment was made from; where it differs, the environment is made again.
+stamp() { { "$python" -VV; cat pyproject.toml scripts/setup.sh; pwd; } | sha256sum; }
+
+make_venv() {
+  say "Making .venv (a minute or two) ..."
+  rm -rf .venv .venv-oldest
+  "$python" -m venv .venv
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+}
+
+# Hard links to .venv's packages, then another Gymnasium: a moment's work, and nothing else differs between the two.
+make_oldest() {
+  say "Making .venv-oldest (Gymnasium $oldest_gymnasium) ..."
+  rm -rf .venv-oldest
+  "$python" -m venv --without-pip .venv-oldest
+  local packages
+  packages=$(cd .venv && echo lib/python3*/site-packages)
+  rm -rf ".venv-oldest/$packages"
+  cp -al ".venv/$packages" ".venv-oldest/$packages"
+  .venv-oldest/bin/python -m pip install -qq --disable-pip-version-check --no-deps "gymnasium==$oldest_gymnasium"
+}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+  say "$python is $("$python" -V 2>&1): sandbox-gym needs Python 3.10 or newer. Name one by PYTHON=..."
+  exit 1
+}
+exec 9<pyproject.toml
+flock 9 # one set-up at a time
+install_system_packages
+wanted=$(stamp)
+if [ "$(cat .venv/stamp 2>/dev/null)" != "$wanted" ]; then
+  make_venv
+  echo "$wanted" >.venv/stamp
+fi
+if [ "$(cat .venv-oldest/stamp 2>/dev/null)" != "$wanted" ]; then
+  make_oldest
+  echo "$wanted" >.venv-oldest/stamp
+fi
