@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import selectors
 import signal
@@ -13,9 +14,11 @@ from typing import Any
 MAX_OUTPUT = 1 << 20  # bytes kept of each stream
 _CHUNK = 1 << 16
 
-# Pipes whose command has ended while something it left behind still writes: emptied between calls, so that a
-# server in the background neither blocks on a full pipe nor dies of SIGPIPE.
+# Pipes whose command has ended while something it left behind still writes: emptied for ever, so that a server in the
+# background neither blocks on a full pipe nor dies of SIGPIPE. Between calls by waiting on them; while a cell or
+# another command runs, which may itself wait for that server, by a signal (O_ASYNC: this process has no second thread).
 _leftovers: list[int] = []
+_draining = False
 _adopted: set[int] = set()  # what commands have left behind: process 1's to reap, and nobody else's to wait for
 
 
@@ -50,7 +53,7 @@ def run(argv: list[str], timeout: float, cwd: str | None, env: dict[str, str] | 
         if stream.drain(fd) or timed_out:
             os.close(fd)
         else:
-            _leftovers.append(fd)
+            _leave(fd)
     reap_orphans()
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     return _result(code, streams, timed_out, started)
@@ -142,15 +145,21 @@ def have_leftovers() -> bool:
     return bool(_leftovers)
 
 
-def drain_leftovers(control: socket.socket) -> None:
-    """Waits for the next request while emptying the pipes of past commands. Returns at once when there are none."""
-    while _leftovers:
-        with selectors.DefaultSelector() as selector:
-            selector.register(control, selectors.EVENT_READ)
-            for fd in _leftovers:
-                selector.register(fd, selectors.EVENT_READ)
-            ready = {key.fd for key, _ in selector.select()}
-        for fd in ready.intersection(_leftovers):
+def _leave(fd: int) -> None:
+    _leftovers.append(fd)
+    signal.signal(signal.SIGIO, lambda signum, frame: _drain())
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    _drain()  # what came before the signal was asked for
+
+
+def _drain() -> None:
+    global _draining
+    if _draining:  # a signal in the middle of the same: the loop below sees what it announces, or the next one does
+        return
+    _draining = True
+    try:
+        for fd in list(_leftovers):
             try:
                 ended = not os.read(fd, _CHUNK)
             except BlockingIOError:
@@ -158,6 +167,22 @@ def drain_leftovers(control: socket.socket) -> None:
             if ended:
                 _leftovers.remove(fd)
                 os.close(fd)
+    finally:
+        _draining = False
+
+
+def drain_leftovers(control: socket.socket) -> None:
+    """Waits for the next request while emptying the pipes of past commands. Returns at once when there are none."""
+    while _leftovers:
+        with selectors.DefaultSelector() as selector:
+            selector.register(control, selectors.EVENT_READ)
+            for fd in list(_leftovers):
+                try:
+                    selector.register(fd, selectors.EVENT_READ)
+                except OSError:  # a signal has just ended it
+                    continue
+            ready = {key.fd for key, _ in selector.select()}
+        _drain()
         if control.fileno() in ready:
             return
 
@@ -206,11 +231,12 @@ def reap_orphans() -> None:
     those only the ones that a command is known to have left are taken.
     """
     me = os.getpid()
+    _, _, ours = _state(me)  # not its number: a copy's session is one of a namespace that it can't see
     there = pids() - {me}
     _adopted.intersection_update(there)
     for pid in there:
         state, parent, session = _state(pid)
-        if state == "Z" and parent == me and (pid in _adopted or session not in (me, pid)):
+        if state == "Z" and parent == me and (pid in _adopted or session not in (ours, pid)):
             _reap(pid)
 
 
