@@ -1,0 +1,111 @@
+"""What every test shares: the proof, at the end of a run, that its sandboxes left nothing on the machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+_PATIENCE = 5.0  # seconds in which everything must be gone
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes below one, in any namespace, as the host numbers them."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry))
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            found.add(child)
+            waiting.append(child)
+    return found
+
+
+def _identity(pid: int) -> str:
+    """Its start time, which tells it from a later process with its number; "" once it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+@dataclass
+class Traces:
+    """All that one supervisor has on the machine at a moment, to see later what is still there."""
+
+    folder: Path
+    processes: dict[int, str] = field(default_factory=dict)
+    loops: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, client_pid: int, folder: Path) -> Traces:
+        """Of the client with this pid, whose run folder is `folder`."""
+        traces = cls(folder, {pid: _identity(pid) for pid in descendants(client_pid)})
+        for pid in traces.processes:
+            try:
+                mounts = Path(f"/proc/{pid}/mounts").read_text()
+            except OSError:
+                continue
+            for line in mounts.splitlines():
+                device, place, *_ = line.split()
+                if str(folder) in place and device.startswith("/dev/loop"):
+                    traces.loops[device] = cls._backing(device)
+        return traces
+
+    @staticmethod
+    def _backing(device: str) -> str:
+        try:
+            return (Path("/sys/block") / device[5:] / "loop/backing_file").read_text()
+        except OSError:
+            return ""
+
+    def left(self) -> list[str]:
+        """What is there now."""
+        found = [f"process {pid}" for pid, identity in self.processes.items() if identity and _identity(pid) == identity]
+        found += [f"loop device {device}" for device, file in self.loops.items() if file and self._backing(device) == file]
+        found += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/sandbox-gym-{self.folder.name}")]
+        if self.folder.exists():
+            found.append(f"run folder {self.folder}")
+        for entry in os.listdir("/proc"):
+            try:
+                if entry.isdigit() and self.folder.name in Path(f"/proc/{entry}/mountinfo").read_text():
+                    found.append(f"mounts in the namespace of process {entry}")
+            except OSError:
+                continue
+        return found
+
+    def assert_gone(self, patience: float = _PATIENCE) -> None:
+        deadline = time.monotonic() + patience
+        while (found := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not found, f"left {patience} s later: {found}"
+
+
+@pytest.fixture(scope="session")
+def traces_of() -> Callable[[int, Path], Traces]:
+    """`traces_of(client pid, run folder)`: see Traces."""
+    return Traces.of
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_on_the_machine() -> Iterator[None]:
+    """After the last test: this process's supervisors end, and all that they had is gone."""
+    yield
+    from sandbox_gym.backends import lookup
+
+    traces = [Traces.of(os.getpid(), backend._folder) for backend in lookup._made.values() if backend.name == "native"]
+    lookup.shut_down()
+    for trace in traces:
+        trace.assert_gone()
