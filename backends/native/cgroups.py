@@ -103,6 +103,8 @@ class Group:
                 self._set("cpu", "cpu.cfs_quota_us", str(quota))
 
     def add(self, pid: int) -> None:
+        if not self._members:
+            self._members = [os.open(f / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for f in self._folders]
         text = str(pid).encode()
         for fd in self._members:
             os.write(fd, text)

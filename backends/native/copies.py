@@ -80,6 +80,8 @@ class Maker:
         fds = [parts.theirs.fileno(), root, parts.netns_fd, parts.go_fd, *(fd for fd, _ in attached)]
         try:
             wire.send(source.control, Op.CLONE, 0, 0, meta, fds=fds)
+            if parts.houses_origin:
+                node.go()
         except OSError as error:
             self.discard(node)
             raise CopyFailed(f"the origin's process is gone ({error.strerror})") from None
@@ -89,20 +91,23 @@ class Maker:
 
     def prepare(self) -> bool:
         """Makes one thing that the next requests are likely to need. False when all is there."""
-        if self._spares.refill():
-            return True
         hot = self._hot
         if hot is None or hot.pidfd < 0 or (self._prepared is not None and self._prepared[0] is hot):
-            return False
+            return self._spares.refill()
         self.forget(None)
-        self._prepared = hot, *self._mount(hot.family, hot)
+        parts, root = self._mount(hot.family, hot)
+        self._prepared = hot, parts, root
+        # Moving a process between groups can take 20 ms (an RCU grace period): so the origin moves in ahead of the copy.
+        hot.move_to(parts.group)
+        parts.houses_origin = True
         return True
 
     def forget(self, source: Node | None) -> None:
         """Gives up what was prepared for a snapshot that is gone (None: for any)."""
         if self._prepared is not None and source in (None, self._prepared[0]):
-            _, parts, root = self._prepared
+            origin, parts, root = self._prepared
             self._prepared = None
+            origin.move_out_of(parts.group)
             os.close(root)
             parts.discard()
         if source is self._hot:

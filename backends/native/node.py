@@ -50,6 +50,7 @@ class Node:
     pidfd: int = -1
     frozen: bool = False
     copied: bool = False
+    housed_in: Group | None = None  # where a frozen process waits, when not in its own group
     handles: int = 0  # references that clients hold on a snapshot
     children: set[Node] = field(default_factory=set)
     created: float = field(default_factory=time.time)
@@ -81,13 +82,33 @@ class Node:
 
     def limit(self) -> None:
         """Puts the process under its limits; until then it does nothing for anyone."""
+        if self.go_fd < 0:  # born under them
+            return
         try:
             self.group.add(self.pid)
         except ProcessLookupError:  # already dead: its pidfd will say so
             return
+        self.go()
+
+    def go(self) -> None:
+        """Lets the copy run on once it has moved in."""
         os.eventfd_write(self.go_fd, 1)
         os.close(self.go_fd)
         self.go_fd = -1
+
+    def move_to(self, group: Group) -> None:
+        """A frozen process waits in the group of its next copy."""
+        if self.pidfd >= 0:
+            try:
+                group.add(self.pid)
+            except ProcessLookupError:
+                return
+            self.housed_in = group
+
+    def move_out_of(self, group: Group) -> None:
+        """Back into its own group, if it waits in this one, which is about to be removed."""
+        if self.housed_in is group:
+            self.move_to(self.group)
 
     def close(self) -> None:
         """Gives up its descriptors. Idempotent."""

@@ -29,6 +29,7 @@ class Parts:
     theirs: socket.socket  # the guest's end
     netns_fd: int
     go_fd: int  # an eventfd: a copy waits on it until its limits stand
+    houses_origin: bool = False  # its origin waits in the group already, so the copy is born under its limits
 
     def discard(self) -> None:
         self.control.close()

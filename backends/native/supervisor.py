@@ -146,7 +146,8 @@ class Supervisor:
 
     def _do_snapshot(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         node = self._living(request["id"])
-        refusal = planner.refusal(node.pid, node.control_inode, node.group.members())
+        members = [pid for pid in node.group.members() if node.parent is None or pid != node.parent.pid]
+        refusal = planner.refusal(node.pid, node.control_inode, members)
         if refusal is not None:
             raise SnapshotError(
                 f"sandbox {node.name}: the fork engine can't capture this state: {refusal}. "
@@ -356,6 +357,8 @@ class Supervisor:
         """Takes apart what the dead have left; what is still in use is tried again soon."""
         left = []
         for node in self._dying:
+            if node.parent is not None:
+                node.parent.move_out_of(node.group)
             if not node.group.remove() or node.children:
                 left.append(node)
                 continue
