@@ -60,7 +60,7 @@ class Supervisor:
     def run(self) -> None:
         while True:
             ready = self._poll.poll(0)
-            if not ready and (self._expected or not self._maker.prepare()):
+            if not ready and (self._expected or not self._prepare()):
                 ready = self._poll.poll(self._patience())
             for fd, events in ready:
                 handler = self._handlers.get(fd)
@@ -68,6 +68,12 @@ class Supervisor:
                     handler(events)
             self._expire()
             self._bury()
+
+    def _prepare(self) -> bool:
+        try:
+            return self._maker.prepare()
+        except OSError:  # a request that needs the same will fail the same way, and its client will hear of it
+            return False
 
     def _patience(self) -> float:
         """Seconds until something is due without an event."""
