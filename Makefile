@@ -12,8 +12,10 @@ setup:
 demo: setup
 	@$(PYTHON_IN_VENV) -m sandbox_gym demo
 
+# In a home folder of their own: what libraries write there is no part of the user's.
 test: setup
-	$(PYTHON_IN_VENV) -m pytest -q
+	@set -e; HOME=$$(mktemp -d); export HOME; trap 'rm -rf "$$HOME"' EXIT; set -x; \
+	$(PYTHON_IN_VENV) -m pytest -q; \
 	.venv-oldest/bin/python -m pytest -q -p no:cacheprovider $(GYMNASIUM_TESTS)
 
 lint: setup
