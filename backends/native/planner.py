@@ -17,6 +17,13 @@ def refusal(pid: int, control_inode: int, members: list[int]) -> str | None:
 
     `pid` and `members` (the processes of its control group) as this process's pid namespace numbers them.
     """
+    try:
+        return _refusal(pid, control_inode, members)
+    except (FileNotFoundError, ProcessLookupError):  # a copy that is still moving in, or a process that is ending
+        return "it was changing while it was looked at"
+
+
+def _refusal(pid: int, control_inode: int, members: list[int]) -> str | None:
     others = [member for member in members if member != pid] or _children(pid)
     if others:
         return f"{len(others)} more process(es) run beside the interpreter: {_names(others)}"
