@@ -81,7 +81,8 @@ _Spend = Callable[[int], None]
 def _thin(array: Any) -> Any:
     """One element where all are equal: an image's bounds are then two numbers."""
     array = np.asarray(array)
-    return array.reshape(-1)[0] if array.size and (array == array.reshape(-1)[0]).all() else array
+    one = array.reshape(-1)[:1]  # an array still: a scalar would lose its byte order
+    return one.reshape(()) if array.size and (array == one).all() else array
 
 
 def _thick(value: Any, shape: tuple[int, ...], dtype: Any, spend: _Spend) -> Any:

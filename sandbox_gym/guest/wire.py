@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import enum
 import json
+import math
 import socket
 import struct
 import sys
@@ -26,6 +27,8 @@ _MAX_FDS = 16
 _RIGHTS = socket.CMSG_SPACE(_MAX_FDS * 4)
 _BUFFER = 1 << 16
 _ARRAY_KINDS = "biufcSUmM"
+_MAX_EMPTY = 1 << 20  # elements of an array of no bytes, which NumPy gives one byte each
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class Op(enum.IntEnum):
@@ -188,7 +191,7 @@ def encode(value: Any) -> tuple[bytes, list[Any]]:
     if value is None:
         return b"", []
     buffers = _Buffers()
-    return json.dumps(_pack(value, buffers), separators=(",", ":")).encode("utf-8", "surrogatepass"), buffers.blocks
+    return _to_json(_pack(value, buffers)).encode("utf-8", "surrogatepass"), buffers.blocks
 
 
 def decode(meta: bytes, data: memoryview) -> Any:
@@ -196,7 +199,7 @@ def decode(meta: bytes, data: memoryview) -> Any:
     if not meta:
         return None
     try:
-        return _unpack(json.loads(meta.decode("utf-8", "surrogatepass")), data)
+        return _unpack(json.loads(meta.decode("utf-8", "surrogatepass")), _Source(data))
     except WireError:
         raise
     except (ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError, MemoryError) as error:
@@ -221,6 +224,23 @@ class _Buffers:
         return [start, nbytes]
 
 
+class _Source:
+    """Buffers come one after the other, as they were added: could they overlap, a small frame of many references
+    to one large buffer would fill the reader's memory.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._end = 0
+
+    def take(self, packed: Any) -> memoryview:
+        start, length = packed["p"]
+        if start != self._end or type(length) is not int or not 0 <= length <= len(self._data) - self._end:
+            raise WireError("a buffer lies outside its frame, or over another")
+        self._end += length
+        return self._data[start : self._end]
+
+
 def _pack(value: Any, buffers: _Buffers) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -232,7 +252,8 @@ def _pack(value: Any, buffers: _Buffers) -> Any:
             return {key: _pack(item, buffers) for key, item in value.items()}
         return {"$": "m", "v": [[_pack(k, buffers), _pack(v, buffers)] for k, v in value.items()]}
     if kind in (bytes, bytearray, memoryview):
-        return {"$": "b", "p": buffers.add(bytes(value), len(bytes(value)))}
+        block = bytes(value)
+        return {"$": "b", "p": buffers.add(block, len(block))}
     if kind is complex:
         return {"$": "c", "v": [value.real, value.imag]}
     if kind in (set, frozenset):
@@ -268,7 +289,7 @@ def _safe_repr(value: Any) -> str:
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
 
 
-def _unpack(packed: Any, data: memoryview) -> Any:
+def _unpack(packed: Any, data: _Source) -> Any:
     if isinstance(packed, list):
         return [_unpack(item, data) for item in packed]
     if not isinstance(packed, dict):
@@ -279,44 +300,28 @@ def _unpack(packed: Any, data: memoryview) -> Any:
     return _DECODERS[tag](packed, data)
 
 
-def _place(packed: Any, data: memoryview) -> memoryview:
-    start, length = packed["p"]
-    if not (isinstance(start, int) and isinstance(length, int) and 0 <= start <= start + length <= len(data)):
-        raise WireError("a buffer lies outside its frame")
-    return data[start : start + length]
-
-
-def _unpack_array(packed: Any, data: memoryview) -> Any:
+def _unpack_array(packed: Any, data: _Source) -> Any:
     import numpy
 
     dtype = numpy.dtype(str(packed["d"]))
     if dtype.kind not in _ARRAY_KINDS:
         raise WireError(f"an array of dtype {dtype} is not taken from a guest")
-    raw = _place(packed, data)
+    raw = data.take(packed)
     shape = tuple(int(n) for n in packed["s"])
     if len(shape) > 32 or any(n < 0 for n in shape):
         raise WireError("an array with an impossible shape")
     if dtype.itemsize == 0:  # numpy.frombuffer refuses the empty string dtype
-        return numpy.zeros(shape, dtype) if not len(raw) and _product(shape) <= MAX_DATA else _refuse("array size")
+        if len(raw) or math.prod(shape) > _MAX_EMPTY:
+            raise WireError("an array of no bytes with too many elements")
+        return numpy.zeros(shape, dtype)
     return numpy.frombuffer(raw, dtype).reshape(shape).copy()  # a copy: aligned, writable, and its own
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
-
-
-def _refuse(what: str) -> Any:
-    raise WireError(f"refused: {what}")
-
-
-def _unpack_scalar(packed: Any, data: memoryview) -> Any:
+def _unpack_scalar(packed: Any, data: _Source) -> Any:
     return _unpack_array(packed, data)[()]
 
 
-def _unpack_object_array(packed: Any, data: memoryview) -> Any:
+def _unpack_object_array(packed: Any, data: _Source) -> Any:
     import numpy
 
     items = [_unpack(item, data) for item in packed["v"]]
@@ -327,7 +332,7 @@ def _unpack_object_array(packed: Any, data: memoryview) -> Any:
 
 _DECODERS = {
     "m": lambda p, d: {_unpack(k, d): _unpack(v, d) for k, v in p["v"]},
-    "b": lambda p, d: bytes(_place(p, d)),
+    "b": lambda p, d: bytes(d.take(p)),
     "c": lambda p, d: complex(*p["v"]),
     "s": lambda p, d: {_unpack(item, d) for item in p["v"]},
     "t": lambda p, d: tuple(_unpack(item, d) for item in p["v"]),
