@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -75,7 +76,8 @@ class Traces:
         """What is there now."""
         found = [f"process {pid}" for pid, identity in self.processes.items() if identity and _identity(pid) == identity]
         found += [f"loop device {device}" for device, file in self.loops.items() if file and self._backing(device) == file]
-        found += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/sandbox-gym-{self.folder.name}")]
+        for pattern in ("/sys/fs/cgroup", "/sys/fs/cgroup/*", "/sys/fs/cgroup/*/*"):
+            found += [f"control group {path}" for path in glob.glob(f"{pattern}/sandbox-gym-{self.folder.name}")]
         if self.folder.exists():
             found.append(f"run folder {self.folder}")
         for entry in os.listdir("/proc"):
