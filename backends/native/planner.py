@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 
+_STATELESS = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}  # null, zero, full, random, urandom
 _SHARED = re.compile(rb"^(\S+) (...)s \S+ \S+ \d+ *(.*)$", re.MULTILINE)
 
 
@@ -54,9 +56,6 @@ def _descriptors(pid: int, control_inode: int) -> str | None:
     for name in os.listdir(folder):
         target = os.readlink(f"{folder}/{name}")
         if target.startswith("/"):
-            if target.startswith("/dev/") and not target.startswith(("/dev/pts", "/dev/ptmx", "/dev/tty")):
-                if not target.startswith("/dev/shm"):
-                    continue
             problem = _file_problem(pid, name, target)
             if problem:
                 return problem
@@ -66,6 +65,9 @@ def _descriptors(pid: int, control_inode: int) -> str | None:
 
 
 def _file_problem(pid: int, fd: str, target: str) -> str | None:
+    status = os.stat(f"/proc/{pid}/fd/{fd}")
+    if stat.S_ISCHR(status.st_mode) and status.st_rdev in _STATELESS:
+        return None
     if target.startswith(("/dev/pts", "/dev/ptmx", "/dev/tty")):
         return f"descriptor {fd} is a terminal ({target})"
     if target.endswith(" (deleted)"):
@@ -75,8 +77,8 @@ def _file_problem(pid: int, fd: str, target: str) -> str | None:
     with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as info:
         if b"lock:" in info.read():
             return f"descriptor {fd} holds a lock on {target}"
-    if not os.path.exists(f"/proc/{pid}/fd/{fd}"):
-        return f"descriptor {fd} is {target}, which can't be opened again"
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        return f"descriptor {fd} is no regular file ({target}): a fork would share its state between copies"
     return None
 
 

@@ -193,7 +193,7 @@ class Supervisor:
         if source is None:
             raise SnapshotError(f"snapshot {request['snapshot']} is gone: deleted, or its process was killed")
         self._check_depth(source)
-        self._check_room(request["names"])
+        self._check_room(request["names"], replaced=request["replace"])
         made: list[Node] = []
         waiting: list[Expected] = []
         failures: list[str] = []
@@ -290,7 +290,11 @@ class Supervisor:
         try:
             read_announcement(expected.node)
         except (CopyFailed, OSError) as failure:
-            self._arrive(expected, CopyFailed(str(failure)))
+            source = expected.source
+            if source is not None and select.select([source.control], [], [], 0)[0]:
+                self._refused(source)  # its word, which came first, says why; else it would reach the client
+            else:
+                self._arrive(expected, CopyFailed(str(failure)))
         else:
             self._arrive(expected, None)
 
@@ -398,8 +402,8 @@ class Supervisor:
             raise SandboxDied(f"sandbox {sandbox_id} is gone: {reason}")
         return node
 
-    def _check_room(self, names: list[str | None]) -> None:
-        live = len(self._sandboxes) + len(self._expected)
+    def _check_room(self, names: list[str | None], *, replaced: str | None = None) -> None:
+        live = len(self._sandboxes) + len(self._expected) - (replaced in self._sandboxes)
         if live + len(names) > self._cap:
             raise LimitExceeded(
                 f"{live} sandboxes live here and {len(names)} more would pass the cap of {self._cap}: terminate some, "

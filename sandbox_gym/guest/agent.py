@@ -106,6 +106,8 @@ class Agent:
             self._copying.clone(self.connection, frame)
         except OSError as error:
             self._fail(frame, error)
+            for fd in frame.fds:  # after the answer: their end alone would look like a copy that died
+                os.close(fd)
 
 
 def main() -> NoReturn:

@@ -45,7 +45,6 @@ class Copier:
                 _give_up(frame.fds[0], error)
             if first and self._frozen:
                 self._thaw()
-            _close(frame.fds)
             raise
         if copied:
             self._arrive()

@@ -125,7 +125,7 @@ def test_disk(small: Sandbox) -> None:
 
 
 def test_many_small_files_count_too(small: Sandbox) -> None:
-    code = "import os\ntry:\n    for i in range(60_000): os.symlink("x" * 3000, f"d{i}")\nexcept OSError as e: print(e.errno)"
+    code = "import os\ntry:\n    for i in range(60_000): os.symlink('x' * 3000, f'd{i}')\nexcept OSError as e: print(e.errno)"
     result = small.run_code(code, timeout=60)
     assert result.stdout.strip() in ("28", "122")
     assert small.run_code("1").ok

@@ -1,0 +1,150 @@
+"""What the fork engine can't capture: each refused by name, the sandbox unharmed. And open files, which it can."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandbox_gym.errors import SnapshotError
+from sandbox_gym.sandbox import Sandbox
+
+_REFUSED = {
+    "thread": ("import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()", "2 threads"),
+    "child": ("import subprocess; p = subprocess.Popen(['sleep', '60'])", "sleep"),
+    "zombie": ("import os\nif os.fork() == 0: os._exit(0)\nimport time; time.sleep(0.05)", "process"),
+    "pipe": ("import os; r, w = os.pipe()", "pipe:"),
+    "unix socket": ("import socket; s = socket.socketpair()", "socket:"),
+    "tcp socket": ("import socket; s = socket.create_server(('127.0.0.1', 0))", "socket:"),
+    "epoll": ("import select; s = select.epoll()", "eventpoll"),
+    "eventfd": ("import os; s = os.eventfd(0)", "eventfd"),
+    "pidfd": ("import os; s = os.pidfd_open(1)", "pidfd"),
+    "inotify": ("import ctypes; s = ctypes.CDLL(None).inotify_init()", "inotify"),
+    "timerfd": ("import ctypes; s = ctypes.CDLL(None).timerfd_create(1, 0)", "timerfd"),
+    "signalfd": ("import ctypes; s = ctypes.CDLL(None).signalfd(-1, (ctypes.c_uint64 * 16)(), 0)", "signalfd"),
+    "memfd": ("import os; s = os.memfd_create('m')", "m"),
+    "shared memory": ("import mmap; s = mmap.mmap(-1, 4096)", "MAP_SHARED"),
+    "shared file": (
+        "import mmap; f = open('f', 'w+b'); f.write(bytes(4096)); f.flush(); s = mmap.mmap(f.fileno(), 4096); f.close()",
+        "MAP_SHARED",
+    ),
+    "deleted file": ("import os; s = open('f', 'w'); os.remove('f')", "deleted"),
+    "temporary file": ("import tempfile; s = tempfile.TemporaryFile()", "deleted"),
+    "flock": ("import fcntl; s = open('f', 'w'); fcntl.flock(s, fcntl.LOCK_EX)", "lock"),
+    "posix lock": ("import fcntl; s = open('f', 'w'); fcntl.lockf(s, fcntl.LOCK_EX)", "lock"),
+    "named pipe": ("import os; os.mkfifo('p'); s = os.open('p', os.O_RDWR)", "p"),
+    "named pipe below /dev": ("import os; os.mkfifo('/dev/p'); s = os.open('/dev/p', os.O_RDWR)", "p"),
+    "deleted file below /dev": ("import os; s = open('/dev/f', 'w'); os.remove('/dev/f')", "deleted"),
+    "alarm": ("import signal; signal.signal(14, lambda *a: None); signal.alarm(60)", "timer"),
+    "posix timer": (
+        "import ctypes; t = ctypes.c_void_p(); e = (ctypes.c_int * 16)(0, 0, 14, 1); ctypes.CDLL(None).timer_create(1, e, "
+        "ctypes.byref(t))",
+        "timer",
+    ),
+    "multiprocessing": ("import multiprocessing as m; q = m.Queue()", "pipe|memory|shared"),
+}
+
+
+@pytest.mark.parametrize("what", _REFUSED)
+def test_what_a_fork_would_lose_is_refused_by_name(box: Sandbox, what: str) -> None:
+    code, reason = _REFUSED[what]
+    result = box.run_code(f"kept = 1\n{code}")
+    assert result.ok, result.error
+    with pytest.raises(SnapshotError, match=box.name) as caught:
+        box.snapshot()
+    assert any(word in str(caught.value) for word in reason.split("|")), str(caught.value)
+    with pytest.raises(SnapshotError):
+        box.fork(2)
+    assert box.status == "running" and box.run_code("kept").value == "1" and box.shell("true").ok
+
+
+def test_after_the_hindrance_has_gone_a_snapshot_works(box: Sandbox) -> None:
+    box.run_code("import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()")
+    with pytest.raises(SnapshotError):
+        box.snapshot()
+    box.run_code("e.set(); t.join()")
+    box.snapshot().delete()
+    box.shell("sleep 60 & echo $! > pid")
+    with pytest.raises(SnapshotError, match="sleep"):
+        box.snapshot()
+    box.shell("kill $(cat pid)")
+    for _ in range(3):  # children that end by themselves, with their pipes, in no command's time
+        box.shell("(sleep 0.02; echo late) & setsid sleep 0.02 &")
+        box.run_code("import time; time.sleep(0.1)")
+        box.snapshot().delete()
+
+
+def test_a_server_in_the_background_is_named(box: Sandbox) -> None:
+    box.shell("python3 -m http.server 8000 >/dev/null 2>&1 &")
+    with pytest.raises(SnapshotError, match="python3") as caught:
+        box.snapshot()
+    assert "criu" in str(caught.value)
+
+
+def test_private_mappings_and_read_only_files_are_fine(box: Sandbox) -> None:
+    box.run_code(
+        "import mmap\nopen('data', 'wb').write(b'x' * 8192)\nf = open('data', 'rb')\n"
+        "ro = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "private = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS); private[0] = 7"
+    )
+    (copy,) = box.fork(1)
+    with copy:
+        assert copy.run_code("ro[0], len(ro), private[0]").value == "(120, 8192, 7)"
+
+
+# ---- open files -----------------------------------------------------------------------------------------------------
+
+
+def test_open_files_go_on_at_their_place_on_each_copy_s_own_disk(box: Sandbox) -> None:
+    box.run_code(
+        "open('r', 'w').write('0123456789')\nr = open('r'); r.read(3)\n"
+        "w = open('w', 'w'); w.write('begun '); w.flush()\n"
+        "a = open('a', 'a'); a.write('one '); a.flush()\n"
+        "u = open('u', 'w+b', buffering=0); u.write(b'abcdef'); u.seek(2)\n"
+        "import os; d = os.open('.', os.O_RDONLY | os.O_DIRECTORY); os.mkdir('sub'); os.chdir('sub')"
+    )
+    first, second = box.fork(2)
+    for name, sandbox in (("first", first), ("second", second), ("source", box)):
+        result = sandbox.run_code(
+            f"rest = r.read(2)\nw.write('{name}'); w.flush()\na.write('{name}'); a.flush()\nu.write(b'X')\n"
+            "os.chdir(d); rest, open('w').read(), open('a').read(), open('u').read(), os.getcwd()"
+        )
+        assert result.value == str(("34", f"begun {name}", f"one {name}", "abXdef", "/workspace")), result
+    first.terminate()
+    second.terminate()
+
+
+def test_unwritten_buffers_are_each_copy_s_own(box: Sandbox) -> None:
+    box.run_code("f = open('f', 'w'); f.write('held back ')")
+    (copy,) = box.fork(1)
+    with copy:
+        copy.run_code("f.write('copy'); f.close()")
+        assert copy.read_text("f") == "held back copy"
+    assert box.read_text("f") == ""
+    box.run_code("f.write('source'); f.close()")
+    assert box.read_text("f") == "held back source"
+
+
+def test_modes_of_open_files_hold(box: Sandbox) -> None:
+    box.run_code("import os, fcntl\nr = open('/etc/passwd')\nx = os.open('x', os.O_WRONLY | os.O_CREAT | os.O_EXCL)")
+    box.run_code("os.write(x, b'12'); os.set_inheritable(x, True)")
+    (copy,) = box.fork(1)
+    with copy:
+        assert copy.run_code("os.write(x, b'3'); os.get_inheritable(x), os.get_inheritable(r.fileno())").value == "(True, False)"
+        assert copy.read_text("x") == "123"
+        assert copy.run_code("os.write(r.fileno(), b'no')").error is not None
+    assert box.read_text("x") == "12"
+
+
+def test_the_working_folder_is_kept_even_when_it_was_moved(box: Sandbox) -> None:
+    box.run_code("import os; os.makedirs('/tmp/deep/er'); os.chdir('/tmp/deep/er'); os.rename('/tmp/deep', '/tmp/moved')")
+    (copy,) = box.fork(1)
+    with copy:
+        assert copy.run_code("os.getcwd()").value == "'/tmp/moved/er'"
+
+
+def test_a_working_folder_that_was_removed(box: Sandbox) -> None:
+    box.run_code("import os; os.mkdir('/tmp/gone'); os.chdir('/tmp/gone'); os.rmdir('/tmp/gone'); kept = 1")
+    with pytest.raises(SnapshotError, match=box.name):
+        box.fork(1)
+    assert box.run_code("kept").value == "1"
+    box.run_code("os.chdir('/')")
+    box.fork(1)[0].terminate()
