@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,7 +13,6 @@ from gymnasium import spaces
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.api import CodeResult, ExecResult
 from sandbox_gym.branching import BranchableEnv
-from sandbox_gym.channel import GuestError
 from sandbox_gym.errors import SandboxError, SandboxTimeout
 from sandbox_gym.hosting import Step
 from sandbox_gym.sandbox import Sandbox
@@ -178,10 +178,8 @@ class TerminalEnv(BranchableEnv):
     def _run(self, box: Sandbox, text: str, timeout: float) -> CodeResult | ExecResult:
         if self._language == "python":
             return box.run_code(text, timeout=timeout)
-        try:
-            return box.shell(text, timeout=timeout)
-        except GuestError as error:  # NUL bytes and lone surrogates are in no command line
-            raise ValueError(f"no command line: {error}") from None
+        os.fsencode(text)  # UnicodeEncodeError, a ValueError, for what no command line can hold
+        return box.shell(text, timeout=timeout)
 
     def _reward(self, box: Sandbox) -> float:
         if self._score is None:

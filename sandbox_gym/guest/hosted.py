@@ -46,10 +46,11 @@ class Hosted:
     def __init__(self) -> None:
         self._made: gymnasium.Env[Any, Any] | None = None
         self.quick: Quick | None = None  # answers STEP frames with no detour, where the spaces allow it
-        self._last: tuple[Any, ...] | None = (
-            None  # the last observation and info, as `Codec.reply` wrote them
-        )
+        # The last observation and info, as `Codec.reply` wrote them.
+        self._last: tuple[Any, ...] | None = None
         self._ended = False, False
+        # For the next rollout that brings none; put off till then, since seeding takes as long as a step.
+        self._sampler_seed: int | None = 0
         self._handlers: dict[tuple[Op, str | None], Callable[..., Any]] = {
             (Op.MAKE, None): self._make,
             (Op.RESET, None): self._reset,
@@ -91,7 +92,8 @@ class Hosted:
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 meta = failure(error)
                 return HEADER.pack(op, Status.ERROR, seq, len(meta), 0) + meta
-            return head(op, 0, seq, len(meta), head_size + len(data), reward, terminated, truncated) + data + meta
+            start = head(op, 0, seq, len(meta), head_size + len(data), reward, terminated, truncated)
+            return b"".join((start, data, meta))
 
         return quick
 
@@ -105,7 +107,7 @@ class Hosted:
         """New chance from here on, for the environment and for the random policy."""
         if self._made is not None:
             chance.reseed(self._made, seed)
-            self._sampler.seed(chance.word(seed, "sampler"))
+            self._sampler_seed = seed
 
     # ---- handlers ---------------------------------------------------------------------------------------------
 
@@ -166,6 +168,7 @@ class Hosted:
         can't be carried is seeded with `seed`.
         """
         observation, info = chance.reset(self._env, seed, options, carry)
+        self._sampler_seed = seed
         self._remember(observation, info)
         self._ended = False, False
         return [self._observations.dump(observation), info]
@@ -222,8 +225,10 @@ class Hosted:
         queue = list(first or ()) + list(actions or ())
         if policy not in (None, "random"):
             raise ValueError(f"no policy {policy!r}: there is 'random'")
+        if seed is None and policy is not None:
+            seed, self._sampler_seed = self._sampler_seed, None
         if seed is not None:
-            self._sampler.seed(seed)
+            self._sampler.seed(chance.word(seed))
         limit = len(queue) if policy is None else len(queue) + max_steps
         taken: list[Any] = []
         seen: list[tuple[bytes, bytes]] = []

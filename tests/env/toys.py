@@ -17,7 +17,9 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "sequence": spaces.Sequence(spaces.Box(0, 1, (2,))),
     "graph": spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
     "oneof": spaces.OneOf((spaces.Discrete(3), spaces.Text(4))),
-    "mixed": spaces.Dict(note=spaces.Text(4), rest=spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 3])))),
+    "mixed": spaces.Dict(
+        note=spaces.Text(4), rest=spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 3])))
+    ),
 }
 
 
@@ -31,13 +33,21 @@ class Sampler(gym.Env[Any, Any]):
         self.action_space = _copy(SPACES[kind])
         self.render_mode = render_mode
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         return self._observe(), {"options": options} if options else {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         reward = float(self.np_random.random())
-        return self._observe(), reward, False, False, {"action": action, "array": np.arange(3, dtype=np.int16)}
+        return (
+            self._observe(),
+            reward,
+            False,
+            False,
+            {"action": action, "array": np.arange(3, dtype=np.int16)},
+        )
 
     def render(self) -> Any:
         return np.zeros((2, 2, 3), np.uint8) if self.render_mode == "rgb_array" else "text"
@@ -53,17 +63,19 @@ def _copy(space: spaces.Space[Any]) -> spaces.Space[Any]:
     return copy.deepcopy(space)
 
 
-class Dice(gym.Env[int, int]):
+class Dice(gym.Env[Any, Any]):
     """Every kind of chance at each step, in the info: np_random, a generator of its own, `random`, NumPy's global."""
 
-    observation_space = spaces.Discrete(1000)
-    action_space = spaces.Discrete(2)
+    observation_space: spaces.Space[Any] = spaces.Discrete(1000)
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
 
     def __init__(self) -> None:
         self._own = random.Random(5)
         self._legacy = np.random.RandomState(5)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any]]:
         super().reset(seed=seed)
         return int(self.np_random.integers(1000)), {}
 
@@ -77,23 +89,25 @@ class Dice(gym.Env[int, int]):
         return int(self.np_random.integers(1000)), 0.0, False, False, rolled
 
 
-class Trouble(gym.Env[int, int]):
+class Trouble(gym.Env[Any, Any]):
     """Does what its actions say, most of it wrong."""
 
-    observation_space = spaces.Discrete(5)
-    action_space = spaces.Discrete(10)
+    observation_space: spaces.Space[Any] = spaces.Discrete(5)
+    action_space: spaces.Space[Any] = spaces.Discrete(10)
 
     def __init__(self, start: str = "") -> None:
         if start == "raise":
             raise RuntimeError("no such world")
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any]]:
         super().reset(seed=seed)
         if options and options.get("hang"):
             time.sleep(60)
         return 0, {}
 
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: PLR0912
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation: Any = 1
         reward = 1.0
         if action == 1:
