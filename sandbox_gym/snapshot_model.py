@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,34 +45,42 @@ class SnapshotModel:
         self._env = env
         self._remote = env._remote
         self._step_timeout = env._step_timeout
+        self._root: Snapshot | None = None
+        self._num_alive = 0
+        self._player: Sandbox | None = (
+            None  # the one sandbox that all playouts rewind; goes with the last state
+        )
 
     @property
     def max_depth(self) -> int:
-        """How deep states may nest below the root, which takes one level itself."""
+        """How deep states may nest below the root and still be played on from."""
+        if self._root is not None:
+            return max(0, self._root.depth_left - 1)
         parent = self._env.sandbox.parent
         assert parent is not None
-        return max(0, parent.depth_left - 1)
+        return max(0, parent.depth_left - 2)
 
     def root(self) -> Frozen:
         env = self._env
         observation, _ = self._remote.reset(env.sandbox, timeout=self._step_timeout, what="again")
-        return Frozen(env.snapshot("search root"), observation)
+        self._root = env.snapshot("search root")
+        return self._give(self._root, observation)
 
     def step(self, state: Frozen, action: int) -> Transition[Frozen]:
         return self.step_all(state, [action])[0]
 
     def step_all(self, state: Frozen, actions: Sequence[int]) -> list[Transition[Frozen]]:
         made: list[Transition[Frozen]] = []
-        with ExitStack() as undo:  # what is to be taken back if a step raises; copies are, in any case
-            copies = Sandbox.restore_many(state.snapshot, len(actions))
-            for box in copies:
-                undo.callback(box.terminate)
+        copies = Sandbox.restore_many(state.snapshot, len(actions))
+        try:
             for box, action in zip(copies, actions, strict=True):
-                transition = self._advance(box, action)
+                made.append(self._advance(box, action))
+        except BaseException:
+            for transition in made:
                 if transition.state is not None:
-                    undo.callback(transition.state.snapshot.delete)
-                made.append(transition)
-            undo.pop_all()
+                    self.release(transition.state)
+            raise
+        finally:
             for box in copies:
                 box.terminate()  # does nothing to those that were frozen
         return made
@@ -83,13 +90,16 @@ class SnapshotModel:
         observation, reward, terminated, truncated, info = self._remote.step(
             box, number, timeout=self._step_timeout
         )
-        kept = None if terminated or truncated else Frozen(box.freeze(), observation)
+        kept = None if terminated or truncated else self._give(box.freeze(), observation)
         return Transition(kept, reward, terminated, truncated, observation, info)
 
     def rollout(self, state: Frozen, *, max_steps: int, discount: float, seed: int) -> Playout:
         request = {"policy": "random", "max_steps": max_steps, "discount": discount, "seed": seed}
-        with Sandbox.restore(state.snapshot) as box:
-            played = self._remote.rollout(box, request, timeout=self._env.rollout_timeout(max_steps))
+        if self._player is None:
+            self._player = Sandbox.restore(state.snapshot)
+        else:
+            self._player.rewind(state.snapshot)
+        played = self._remote.rollout(self._player, request, timeout=self._env.rollout_timeout(max_steps))
         return Playout(played.value, tuple(int(action) - self._first for action in played.actions))
 
     def observe(self, state: Frozen) -> Any:
@@ -97,3 +107,11 @@ class SnapshotModel:
 
     def release(self, state: Frozen) -> None:
         state.snapshot.delete()
+        self._num_alive -= 1
+        if self._num_alive == 0 and self._player is not None:
+            player, self._player = self._player, None
+            player.terminate()
+
+    def _give(self, snapshot: Snapshot, observation: Any) -> Frozen:
+        self._num_alive += 1
+        return Frozen(snapshot, observation)
