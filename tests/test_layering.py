@@ -19,7 +19,7 @@ PACKAGE = "sandbox_gym"
 # Bottom first. A module imports from its own layer and those below. New files in sandbox_gym/ go here.
 LAYERS: dict[str, set[str]] = {
     "guest": {"guest"},
-    "base": {"api", "channel", "errors", "registration", "seeds"},
+    "base": {"api", "channel", "checks", "errors", "registration", "seeds"},
     "backends": {"backends"},
     "sandbox": {"_idle", "_records", "_snapshot", "_transfer", "sandbox"},
     "environments": {"branching", "env", "envs", "hosting", "snapshot_model", "vector"},

@@ -1,0 +1,101 @@
+"""The command line: `sandbox-gym COMMAND`, or `python -m sandbox_gym COMMAND`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import sandbox_gym
+from sandbox_gym._table import size, span, table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status. `argv`: without the program's name; None takes sys.argv."""
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.run(options))
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sandbox-gym", description=(sandbox_gym.__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--version", action="version", version=f"sandbox-gym {sandbox_gym.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    doctor = commands.add_parser(
+        "doctor", help="what works on this machine, and the command that mends what does not"
+    )
+    doctor.set_defaults(run=_doctor)
+
+    ls = commands.add_parser("ls", help="live sandboxes and snapshots of all clients on this machine")
+    ls.set_defaults(run=_ls)
+
+    gc = commands.add_parser("gc", help="remove what clients that were killed have left")
+    gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    gc.set_defaults(run=_gc)
+
+    demo = commands.add_parser(
+        "demo", help="play a game in sandboxes, branch it, search it; ends within two minutes"
+    )
+    demo.add_argument(
+        "--out", type=Path, default=Path("demo-output"), metavar="FOLDER", help="where pictures go"
+    )
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    from sandbox_gym import doctor
+
+    return doctor.report()
+
+
+def _ls(_: argparse.Namespace) -> int:
+    from sandbox_gym.backends.native import registry
+
+    rows = sorted(registry.list_all(), key=lambda row: (row["owner_pid"], -row["age"]))
+    if not rows:
+        print("No sandboxes are live.")
+        return 0
+    head = ("ID", "NAME", "STATE", "AGE", "FROM", "MEMORY", "CLIENT")
+    cells = [
+        (
+            row["id"],
+            row["name"] if row["name"] != row["id"] else "",
+            row["state"],
+            span(row["age"]),
+            row["parent"] or "",
+            size(row["memory_bytes"]),
+            str(row["owner_pid"]),
+        )
+        for row in rows
+    ]
+    print(table(head, cells, right=(3, 5, 6)))
+    return 0
+
+
+def _gc(options: argparse.Namespace) -> int:
+    from sandbox_gym.backends.native import registry
+
+    removed = registry.collect(dry_run=options.dry_run)
+    for path in removed:
+        print(f"{'would remove' if options.dry_run else 'removed'} {path}")
+    if not removed:
+        print("Nothing to remove.")
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    try:
+        from sandbox_gym import demo
+    except ModuleNotFoundError as error:
+        print(f"The demo needs {error.name}: pip install 'sandbox-gym[demo]'", file=sys.stderr)
+        return 1
+    return demo.main(options.out)
