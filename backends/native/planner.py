@@ -6,12 +6,20 @@ state lives in the kernel would be lost or, worse, shared between copies; each o
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import os
 import re
 import stat
+import struct
+from collections.abc import Iterator
 
 _STATELESS = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}  # null, zero, full, random, urandom
-_SHARED = re.compile(rb"^(\S+) (...)s \S+ \S+ \d+ *(.*)$", re.MULTILINE)
+_SHARED = re.compile(rb"^(\w+)-(\w+) (...)s \S+ \S+ \d+ *(.*)$", re.MULTILINE)
+_QUERY = struct.Struct("9Q4I2Q")  # struct procmap_query: size, flags, address, then what the kernel fills in
+_PROCMAP_QUERY = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17
+_QUERY_WRITABLE, _QUERY_SHARED_FROM = 0x02, 0x08 | 0x10  # shared ones only; the one at the address or the next
 
 
 def refusal(pid: int, control_inode: int, members: list[int]) -> str | None:
@@ -83,15 +91,41 @@ def _file_problem(pid: int, fd: str, target: str) -> str | None:
 
 
 def _shared_memory(pid: int) -> str | None:
-    with open(f"/proc/{pid}/maps", "rb") as maps:
-        found = _SHARED.findall(maps.read())
-    for area, rights, path in found:
+    for start, end, writable, path in _shared_areas(pid):
         # A file that was opened read-only can never become writable there: its pages are the disk's, alike for all.
         # The mode of the map_files link is that of the open file, not of the mapping's present rights.
-        link = f"/proc/{pid}/map_files/{area.decode()}"
-        if b"w" in rights or os.lstat(link).st_mode & 0o200 or not path.startswith(b"/"):
-            return f"memory is shared (MAP_SHARED): {path.decode(errors='replace') or 'anonymous'}"
+        link = f"/proc/{pid}/map_files/{start:x}-{end:x}"
+        if writable or not path.startswith("/") or os.lstat(link).st_mode & 0o200:
+            return f"memory is shared (MAP_SHARED): {path or 'anonymous'}"
     return None
+
+
+def _shared_areas(pid: int) -> list[tuple[int, int, bool, str]]:
+    """Start, end, whether it may be written, and path of each shared mapping."""
+    with open(f"/proc/{pid}/maps", "rb") as maps:
+        try:
+            return list(_ask_kernel(maps.fileno()))
+        except OSError as error:
+            if error.errno not in (errno.ENOTTY, errno.EINVAL):  # before Linux 6.11
+                raise
+        found = _SHARED.findall(maps.read())
+    return [(int(a, 16), int(b, 16), b"w" in rights, path.decode(errors="replace")) for a, b, rights, path in found]
+
+
+def _ask_kernel(maps: int) -> Iterator[tuple[int, int, bool, str]]:
+    """The ioctl PROCMAP_QUERY, for shared areas alone: a process has hundreds, of which one or two are shared."""
+    name = ctypes.create_string_buffer(4096)
+    address = 0
+    while True:
+        query = bytearray(_QUERY.pack(_QUERY.size, _QUERY_SHARED_FROM, address, *(0,) * 8, len(name), 0, 0, 0))
+        struct.pack_into("Q", query, _QUERY.size - 16, ctypes.addressof(name))
+        try:
+            fcntl.ioctl(maps, _PROCMAP_QUERY, query)
+        except FileNotFoundError:  # ENOENT: none from this address on
+            return
+        _, _, _, start, end, flags, *_ = _QUERY.unpack(query)
+        yield start, end, bool(flags & _QUERY_WRITABLE), name.value.decode(errors="replace")
+        address = end
 
 
 def _timers(pid: int) -> str | None:
