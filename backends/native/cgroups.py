@@ -69,6 +69,12 @@ class Groups:
             folder.mkdir(exist_ok=True)
             if self.version == 2:
                 _write(folder / "cgroup.subtree_control", " ".join(f"+{name}" for name in CONTROLLERS))
+        # All sandboxes of a client together would weigh as much as one other process: let them weigh one for each core.
+        cores = os.cpu_count() or 1
+        if self.version == 2:
+            _write(self.folders[0] / "cpu.weight", str(min(10_000, 100 * cores)))
+        elif "cpu" in self._controllers:
+            _write(self._controllers["cpu"] / self._name / "cpu.shares", str(min(262_144, 1024 * cores)))
 
     def make(self, name: str, limits: Limits) -> Group:
         group = Group(self.version, {c: root / self._name / name for c, root in self._controllers.items()})
