@@ -90,6 +90,11 @@ class Channel:
             raise GuestError(info if isinstance(info, dict) else {})
         return frame
 
+    def limit(self, timeout: float) -> None:
+        """Seconds for whoever uses `sock` directly."""
+        self._limit(socket.SO_SNDTIMEO, timeout)
+        self._limit(socket.SO_RCVTIMEO, timeout)
+
     def _limit(self, option: int, timeout: float) -> None:
         if self._timeouts.get(option) != timeout:
             whole = int(timeout)

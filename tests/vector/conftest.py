@@ -1,0 +1,30 @@
+"""Vector environments that close themselves at the end of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import pytest
+
+from sandbox_gym.vector import SandboxVectorEnv
+
+TOYS = "tests.vector.toys"
+
+
+@pytest.fixture
+def lanes() -> Iterator[Callable[..., SandboxVectorEnv]]:
+    """`lanes(n, "Trouble", **kwargs)`: a class of `toys`, or an id, through `gymnasium.make_vec`."""
+    made: list[Any] = []
+
+    def make(n: int, name: str, **kwargs: Any) -> SandboxVectorEnv:
+        what = {"entry_point": f"{TOYS}:{name}"} if name.isalpha() else {"env_id": name}
+        env: Any = gymnasium.make_vec("Sandbox-v0", num_envs=n, **what, **kwargs)
+        made.append(env)
+        assert isinstance(env, SandboxVectorEnv)
+        return env
+
+    yield make
+    for env in made:
+        env.close()
