@@ -10,15 +10,17 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+# Text takes its letters as a string: a set has another order in each process before gymnasium 1.4.
 SPACES: dict[str, spaces.Space[Any]] = {
     "dict": spaces.Dict(place=spaces.Box(-1, 1, (2,)), seen=spaces.MultiBinary(3)),
     "tuple": spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(0, 255, (2, 2), np.uint8))),
     "text": spaces.Text(8, min_length=0, charset="abcé"),
     "sequence": spaces.Sequence(spaces.Box(0, 1, (2,))),
     "graph": spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
-    "oneof": spaces.OneOf((spaces.Discrete(3), spaces.Text(4))),
+    "oneof": spaces.OneOf((spaces.Discrete(3), spaces.Text(4, charset="abcd"))),
     "mixed": spaces.Dict(
-        note=spaces.Text(4), rest=spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 3])))
+        note=spaces.Text(4, charset="abcd"),
+        rest=spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 3]))),
     ),
 }
 
