@@ -82,6 +82,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("envs", "errors", "search"):
+        return importlib.import_module(f"sandbox_gym.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'sandbox_gym' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"sandbox_gym.{_HOMES[name]}"), name)
