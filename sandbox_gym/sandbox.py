@@ -38,6 +38,7 @@ _START_TIMEOUT = 60.0
 _GRACE = 2.0  # seconds that a cell has to react to its interrupt before the sandbox is killed
 _MARGIN = 10.0  # the guest keeps a command's deadline; past this much more, the guest itself hangs
 _CHUNK = 8 << 20
+_MAX_REASON = 2000  # characters
 _MARGIN_BYTES = 1 << 20  # of an archive over its files: headers, padding
 
 
@@ -441,7 +442,7 @@ class Sandbox:
         _idle.forget(self)
         if was == "running" and reason is not None:
             try:
-                self._backend.terminate(self._live, reason)
+                self._backend.terminate(self._live, reason[:_MAX_REASON])  # it may quote the guest
             except SandboxDied:  # the supervisor is gone, and everything with it
                 self._live.channel.close()
 
@@ -534,7 +535,7 @@ class Sandbox:
     def _fatal(self, error: Exception) -> Exception:
         """Ends the sandbox over an error, which comes back with the cause in its message."""
         if isinstance(error, GuestError):
-            error = ProtocolError(f"sandbox {self.name}: its interpreter failed: {error}")
+            error = ProtocolError(f"sandbox {self.name}: its interpreter failed: {str(error)[:_MAX_REASON]}")
         if self._ending:
             self._end("terminated", "it was terminated")
             return SandboxDied(f"sandbox {self.name} was terminated during the call")

@@ -8,6 +8,7 @@ itself was killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -80,6 +81,9 @@ def _start_sweeper(folder: Path, not_its: list[int]) -> int:
 
 
 def _clear(folder: Path, sweeper: int) -> None:
+    for name in ("base", "disk"):  # the supervisor's mounts, which outlive it in the mount namespace that this one shares
+        with contextlib.suppress(OSError):
+            syscalls.umount2(str(folder / name), syscalls.MNT_DETACH)
     registry.clear(folder)
     os.kill(sweeper, signal.SIGKILL)
     os.waitpid(sweeper, 0)
