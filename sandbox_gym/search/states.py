@@ -32,7 +32,11 @@ class States:
         return node in self._live
 
     def start(self) -> None:
-        """Captures the root."""
+        """Captures the root. Raises RuntimeError where the model can make no state below it."""
+        if self._model.max_depth < 1:
+            raise RuntimeError(
+                "no state can be made below the present one (max_depth is 0): search from a fresh copy"
+            )
         self._live[self._tree.root] = self._model.root()
 
     def get(self, node: Node) -> Any:

@@ -110,6 +110,14 @@ def test_sizes_are_checked(call: Callable[[Any], SearchResult]) -> None:
         call(TableModel(counter, num_actions=2))
 
 
+@pytest.mark.parametrize("call", [MCTS().search, best_of_n, beam_search])
+def test_a_model_without_depth_is_refused(call: Callable[[Any], SearchResult]) -> None:
+    model = TableModel(counter, num_actions=2, max_depth=0)
+    with pytest.raises(RuntimeError, match="max_depth"):
+        call(model)
+    assert model.most_alive == 0
+
+
 def test_a_model_is_used_as_it_is_and_an_environment_offers_its_own() -> None:
     model = TableModel(counter, num_actions=2)
 
