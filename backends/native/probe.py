@@ -29,7 +29,7 @@ _SECONDS = 20  # after which a probe has failed
 _NOBODY = 65534
 _GUEST_ID, _IDS = 1 << 30, 1 << 16
 _PR_SET_DUMPABLE = 4
-_KERNEL, _KERNEL_FOR_ROOT = (6, 5), (6, 7)  # overlayfs lowerdir+; btrfs simple quotas
+_OLDEST_KERNEL = (6, 8)  # the first whose overlayfs takes lowerdir+; btrfs has simple quotas since 6.7
 _LESS_CONFINED = "where this is a container itself: start it with `docker run --privileged`"
 _NEWER_KERNEL = (
     "boot a newer kernel; Debian 12 has one: apt-get install -t bookworm-backports linux-image-amd64"
@@ -51,7 +51,7 @@ class _Failed(Exception):
 def checks() -> list[Check]:
     """In the order in which a sandbox needs them."""
     privileged = os.geteuid() == 0
-    found = [_kernel(privileged), _user_namespaces(privileged), *([_unprivileged()] if privileged else [])]
+    found = [_kernel(), _user_namespaces(privileged), *([_unprivileged()] if privileged else [])]
     found += [_namespaces(privileged), _nesting(privileged), _overlay(privileged)]
     found += [_redirects(), _id_mapped_root()] if privileged else []
     return [*found, _control_groups(privileged), _disk(privileged), _seccomp()]
@@ -60,14 +60,14 @@ def checks() -> list[Check]:
 # ---- the kernel and its namespaces -------------------------------------------------------------------------------
 
 
-def _kernel(privileged: bool) -> Check:
+def _kernel() -> Check:
     release = platform.release()
-    found = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
-    needed = _KERNEL_FOR_ROOT if privileged else _KERNEL
     meaning = f"Linux {release} on {platform.machine()}"
-    if found >= needed:
+    if tuple(int(part) for part in re.findall(r"\d+", release)[:2]) >= _OLDEST_KERNEL:
         return Check("kernel", "ok", meaning)
-    return Check("kernel", "missing", f"{meaning}: {needed[0]}.{needed[1]} or newer is needed", _NEWER_KERNEL)
+    return Check(
+        "kernel", "missing", f"{meaning}: {'.'.join(map(str, _OLDEST_KERNEL))} is needed", _NEWER_KERNEL
+    )
 
 
 def _user_namespaces(privileged: bool) -> Check:

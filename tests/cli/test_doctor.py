@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_gym import doctor
-from sandbox_gym.backends.native import probe
+from sandbox_gym.backends.native import cgroups, probe
 from sandbox_gym.checks import Check
 from sandbox_gym.guest import syscalls
 
@@ -67,14 +68,15 @@ def test_each_check_of_this_machine() -> None:
 
 
 def test_probes_leave_nothing() -> None:
-    def traces() -> set[str]:
-        mounts = Path("/proc/self/mounts").read_text().splitlines()
-        found = {line for line in mounts if "doctor" in line}
-        found |= {str(path) for path in Path("/tmp").glob("sandbox-gym-doctor-*")}
-        return found | {str(path) for path in Path("/sys/fs/cgroup").glob(f"**/*doctor-{os.getpid()}*")}
-
     probe.checks()
-    assert not traces()
+    left = [line for line in Path("/proc/self/mounts").read_text().splitlines() if "doctor" in line]
+    left += map(str, Path(tempfile.gettempdir()).glob("sandbox-gym-doctor-*"))
+    left += [
+        str(root)
+        for root in cgroups.find().roots.values()
+        if (root / f"sandbox-gym-doctor-{os.getpid()}").exists()
+    ]
+    assert not left
 
 
 @as_root

@@ -1,0 +1,74 @@
+"""The README's words are run: its Python, its commands, its links; and what docs/architecture.md names is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [
+    "README.md",
+    "SECURITY.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [
+    line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines() if line.strip()
+]
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[-1])
+def test_python(code: str, tmp_path: Path) -> None:
+    """Each block runs by itself, and prints what the comments beside its prints say."""
+    expected = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert len(expected) == code.count("print(") > 0
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    assert [line for line in result.stdout.splitlines() if line] == expected
+
+
+def test_two_commands_to_begin() -> None:
+    assert COMMANDS[:2] == ["make demo", "make test"]
+    assert COMMANDS[1] in (ROOT / ".ci/run").read_text().splitlines()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command: str) -> None:
+    """make's are looked up only, since one of them runs this test; those of sandbox-gym are run."""
+    program, *arguments = command.split()
+    if program == "make":
+        result = subprocess.run(
+            ["make", "-n", *arguments], capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        assert "scripts/setup.sh" in result.stdout, "a fresh machine needs its set-up first"
+    else:
+        assert program == "sandbox-gym"
+        script = Path(sys.executable).with_name(program)
+        result = subprocess.run([script, *arguments], capture_output=True, text=True, check=False)
+        assert result.stdout
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_and_files_exist(document: str) -> None:
+    text = (ROOT / document).read_text()
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert [link for link in links if not (ROOT / document).parent.joinpath(link).exists()] == []
+    files = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|sh))`", text)
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_the_architecture_fits_a_screen() -> None:
+    assert len((ROOT / "docs/architecture.md").read_text().splitlines()) <= 60
