@@ -20,7 +20,7 @@ from sandbox_gym.env import SandboxEnv
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.registration import register_envs
 from sandbox_gym.sandbox import Sandbox
-from sandbox_gym.search import MCTS, Node, SearchResult, observation_key
+from sandbox_gym.search import MCTS, PUCT, Node, Novelty, SearchResult, observation_key
 
 GAME = "ALE/Breakout-v5"
 LEVEL = "MiniGrid-DoorKey-6x6-v0"
@@ -130,7 +130,8 @@ def search(env: SandboxEnv) -> SearchResult:
 
         planner = MCTS(
             num_simulations=_SIMULATIONS,
-            rollout_max_steps=0,
+            evaluate=Novelty(),
+            action_selection=PUCT(pb_c_init=5.0),
             key=observation_key,
             max_snapshots=_SIMULATIONS,
             stop_when=reached_goal,
