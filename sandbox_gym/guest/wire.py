@@ -35,7 +35,9 @@ class Op(enum.IntEnum):
     READY = 1  # guest to host, once, when a copy stands
     PING = 2
     CLONE = 3  # from the supervisor, with descriptors
-    SETTLE = 4  # reap what has died, close what has ended: a snapshot was refused and is about to be tried again
+    SETTLE = (
+        4  # reap what has died, close what has ended: a snapshot was refused and is about to be tried again
+    )
     # the user's Sandbox
     CODE = 10
     EXEC = 11
@@ -73,7 +75,13 @@ class Frame(NamedTuple):
 
 
 def send(
-    sock: socket.socket, op: int, status: int = 0, seq: int = 0, meta: bytes = b"", *data: Any, fds: Sequence[int] = ()
+    sock: socket.socket,
+    op: int,
+    status: int = 0,
+    seq: int = 0,
+    meta: bytes = b"",
+    *data: Any,
+    fds: Sequence[int] = (),
 ) -> None:
     """One frame out."""
     length = 0
@@ -98,7 +106,9 @@ class Connection:
 
     def __init__(self, sock: socket.socket, *, takes_fds: bool) -> None:
         self.sock = sock
-        self.deadline: float | None = None  # monotonic; a peer that dribbles restarts the kernel's clock at each byte
+        self.deadline: float | None = (
+            None  # monotonic; a peer that dribbles restarts the kernel's clock at each byte
+        )
         self._takes_fds = takes_fds
         # A host has one of these for each of its many guests, made while a user waits: no 64 KiB to clear there.
         self._buffer = bytearray(_BUFFER if takes_fds else 1 << 12)
@@ -148,7 +158,9 @@ class Connection:
         split = HEADER.size + data_length
         data = body[HEADER.size : split]
         # A small frame lies in the shared buffer: copied out, or the next receive would overwrite it.
-        return Frame(op, status, seq, bytes(body[split:end]), data if end > len(buffer) else memoryview(bytes(data)), fds)
+        if end <= len(buffer):
+            data = memoryview(bytes(data))
+        return Frame(op, status, seq, bytes(body[split:end]), data, fds)
 
     def _more(self, target: memoryview) -> int:
         count = self.sock.recv_into(target)
@@ -185,8 +197,8 @@ def failure(error: BaseException) -> bytes:
 
 
 def encode(value: Any) -> tuple[bytes, list[Any]]:
-    """A value as JSON and buffers: None, bool, int, float, str, bytes, list, tuple, dict, set, complex, numpy arrays and
-    scalars. Anything else becomes an `Opaque` with its repr, since no side unpickles.
+    """A value as JSON and buffers: None, bool, int, float, str, bytes, list, tuple, dict, set, complex, numpy arrays
+    and scalars. Anything else becomes an `Opaque` with its repr, since no side unpickles.
     """
     if value is None:
         return b"", []
@@ -274,7 +286,11 @@ def _pack_array(value: Any, buffers: _Buffers, numpy: Any) -> Any:
     scalar = not isinstance(value, numpy.ndarray)
     whole = numpy.asarray(value)
     if whole.dtype.kind not in _ARRAY_KINDS:
-        return {"$": "oa", "s": list(whole.shape), "v": [_pack(item, buffers) for item in whole.ravel().tolist()]}
+        return {
+            "$": "oa",
+            "s": list(whole.shape),
+            "v": [_pack(item, buffers) for item in whole.ravel().tolist()],
+        }
     raw = numpy.ascontiguousarray(whole).tobytes()
     packed = {"$": "a", "d": whole.dtype.str, "s": list(whole.shape), "p": buffers.add(raw, len(raw))}
     if scalar:
