@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Rng = Literal["same", "diverge"] | int
 """A copy's random state: as its origin's, or reseeded (from the system, or from an int of your own)."""
 
+MAX_MOUNTS = 128
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -71,6 +72,8 @@ class SandboxSpec:
 
 def make_mounts(mounts: Sequence[str | os.PathLike[str] | tuple[Any, Any] | Mount]) -> tuple[Mount, ...]:
     """`"/data"`, `("/data", "/mnt/data")` or a Mount; sources must exist. Raises FileNotFoundError, ValueError."""
+    if len(mounts) > MAX_MOUNTS:
+        raise ValueError(f"a sandbox takes at most {MAX_MOUNTS} mounts, not {len(mounts)}: mount a folder above them")
     made = []
     for mount in mounts:
         if isinstance(mount, Mount):

@@ -171,8 +171,18 @@ def test_mounts_of_the_caller_are_read_only(tmp_path: Path) -> None:
             assert sandbox.shell(f"chmod 777 {tmp_path}; chown 1 {tmp_path}/data").exit_code != 0
         copy.terminate()
     assert (tmp_path / "data").read_text() == "given" and os.listdir(tmp_path / "deep") == []
+    with pytest.raises(ValueError, match="at most"):
+        Sandbox.create(mounts=[str(tmp_path)] * 1000)
     with pytest.raises(ValueError, match="target"):
         Sandbox.create(mounts=[(tmp_path, "../x")])
+
+
+def test_copies_have_all_of_many_mounts(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x")
+    with Sandbox.create(mounts=[(tmp_path, f"/mnt/{i}") for i in range(100)]) as box:
+        (copy,) = box.fork(1)
+        with copy:
+            assert copy.shell("cat /mnt/*/f").stdout == box.shell("cat /mnt/*/f").stdout == "x" * 100
 
 
 def test_the_system_s_folders_are_written_in_the_sandbox_only(box: Sandbox) -> None:
