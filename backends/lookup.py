@@ -24,7 +24,9 @@ def get(name: str, *, failed: Backend | None = None) -> Backend:
         key = os.getpid(), name
         made = _made.get(key)
         if made is not None and (made is failed or not made.alive()):
-            _made.pop(key).close()  # its supervisor was killed: what that left is cleared, and the next one starts
+            _made.pop(
+                key
+            ).close()  # its supervisor was killed: what that left is cleared, and the next one starts
         if key not in _made:
             module, _, attribute = _PATHS[name].partition(":")
             _made[key] = getattr(importlib.import_module(module), attribute)()

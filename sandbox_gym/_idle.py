@@ -8,7 +8,9 @@ import weakref
 from typing import Any
 
 _changed = threading.Condition()
-_watched: weakref.WeakKeyDictionary[Any, tuple[float, float]] = weakref.WeakKeyDictionary()  # timeout, last used
+_watched: weakref.WeakKeyDictionary[Any, tuple[float, float]] = (
+    weakref.WeakKeyDictionary()
+)  # timeout, last used
 _thread: threading.Thread | None = None
 
 
@@ -49,7 +51,9 @@ def _run() -> None:
 
 
 def _stop(sandbox: Any) -> None:
-    if not sandbox._lock.acquire(blocking=False):  # a call is under way, which is use; others must not wait for it
+    if not sandbox._lock.acquire(
+        blocking=False
+    ):  # a call is under way, which is use; others must not wait for it
         touch(sandbox)
         return
     try:

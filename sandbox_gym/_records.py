@@ -85,20 +85,24 @@ def record(kind: type[Any], fields: Any, name: str) -> Any:
         raise ProtocolError(f"sandbox {name} sent no {kind.__name__}")
     for key, types in expected.items():
         if not isinstance(fields[key], types) or (bool not in types and isinstance(fields[key], bool)):
-            raise ProtocolError(f"sandbox {name} sent a {kind.__name__} whose {key} is a {type(fields[key]).__name__}")
+            raise ProtocolError(
+                f"sandbox {name} sent a {kind.__name__} whose {key} is a {type(fields[key]).__name__}"
+            )
     return kind(**fields)
 
 
 def block(reply: Any, name: str) -> tuple[bytes, bool]:
     """A piece of a file or archive, and whether it is the last. Raises ProtocolError."""
     data, end = (reply.get("data"), reply.get("end")) if isinstance(reply, dict) else (None, None)
-    if not isinstance(data, bytes) or not isinstance(end, bool) or not (data or end):  # else it could answer for ever
+    if (
+        not isinstance(data, bytes) or not isinstance(end, bool) or not (data or end)
+    ):  # else it could answer for ever
         raise ProtocolError(f"sandbox {name} sent no block of a file")
     return data, end
 
 
 def os_error(info: dict[str, str], name: str) -> Exception:
-    """A guest's exception over a file as the same exception here: OSError by its errno, ValueError, else plain OSError."""
+    """A guest's exception over a file as the same exception here: an OSError by its errno, or a ValueError."""
     match = _ERRNO.fullmatch(info["message"])
     if match:
         return OSError(int(match[1]), f"sandbox {name}: {match[2]}")

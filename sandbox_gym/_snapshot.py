@@ -18,7 +18,9 @@ class Snapshot:
     nest in its copies.
     """
 
-    def __init__(self, backend: Backend, taken: Taken, spec: SandboxSpec, parent: Snapshot | None, label: str | None):
+    def __init__(
+        self, backend: Backend, taken: Taken, spec: SandboxSpec, parent: Snapshot | None, label: str | None
+    ):
         self.id = taken.id
         self.engine = taken.engine
         self.why = taken.why

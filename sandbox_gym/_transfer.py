@@ -59,7 +59,9 @@ def _unpack(spool: IO[bytes], folder: str, max_bytes: int, name: str) -> None:
         for member in archive:
             size, count = size + max(0, member.size), count + 1
             if size > max_bytes:
-                raise LimitExceeded(f"sandbox {name}: the files are larger than {max_bytes} bytes (max_bytes=)")
+                raise LimitExceeded(
+                    f"sandbox {name}: the files are larger than {max_bytes} bytes (max_bytes=)"
+                )
             if count > _MAX_ENTRIES:
                 raise LimitExceeded(f"sandbox {name}: the tree has more than {_MAX_ENTRIES} entries")
             place = os.path.join(folder, _inside(member.name))
@@ -74,7 +76,9 @@ def _unpack(spool: IO[bytes], folder: str, max_bytes: int, name: str) -> None:
             elif member.islnk():
                 original = os.path.join(folder, _inside(member.linkname))
                 if not os.path.isfile(original):
-                    raise ValueError(f"{member.name!r} is a hard link to {member.linkname!r}, which is no earlier file")
+                    raise ValueError(
+                        f"{member.name!r} is a hard link to {member.linkname!r}, which is no earlier file"
+                    )
                 os.link(original, place)
             elif member.isfile():
                 _write(archive, member, place, mode)
@@ -113,7 +117,13 @@ def _target_inside(member: tarfile.TarInfo) -> str:
     while ups < len(parts) and parts[ups] == "..":
         ups += 1
     depth = len(PurePosixPath(member.name).parts) - 2  # folders between the tree's root and the link
-    if not parts or member.linkname.startswith("/") or ".." in parts[ups:] or ups > depth or "\0" in member.linkname:
+    if (
+        not parts
+        or member.linkname.startswith("/")
+        or ".." in parts[ups:]
+        or ups > depth
+        or "\0" in member.linkname
+    ):
         raise ValueError(f"{member.name!r} is a link to {member.linkname!r}, which may leave the tree")
     return member.linkname
 

@@ -81,7 +81,9 @@ class Channel:
         if frame.op == Op.READY and frame.status == Status.ERROR:
             raise SandboxDied(f"sandbox {self.name}: its copy could not be set up: {frame.meta[:1000]!r}")
         if frame.op != op or frame.seq != self._seq:
-            raise ProtocolError(f"sandbox {self.name} answered op {frame.op} seq {frame.seq}, not {op.name} {self._seq}")
+            raise ProtocolError(
+                f"sandbox {self.name} answered op {frame.op} seq {frame.seq}, not {op.name} {self._seq}"
+            )
         if frame.status != Status.OK:
             try:
                 info = wire.decode(frame.meta, frame.data)
@@ -113,7 +115,7 @@ class Channel:
         return self.sock
 
     def interrupt(self) -> None:
-        """Ends the wait of whatever thread is in a call, and the guest with it. The socket itself stays open: its number
+        """Ends the wait of whatever thread is in a call, and the guest with it. The socket stays open: its number
         must not go to another while that thread still holds it.
         """
         with contextlib.suppress(OSError):

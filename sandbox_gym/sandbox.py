@@ -28,10 +28,19 @@ from sandbox_gym.api import (
 )
 from sandbox_gym.backends import lookup
 from sandbox_gym.channel import GuestError
-from sandbox_gym.errors import LimitExceeded, ProtocolError, SandboxDied, SandboxError, SandboxTimeout, SnapshotError
+from sandbox_gym.errors import (
+    LimitExceeded,
+    ProtocolError,
+    SandboxDied,
+    SandboxError,
+    SandboxTimeout,
+    SnapshotError,
+)
 from sandbox_gym.guest import wire
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.seeds import copy_seeds
+
+__all__ = ["Sandbox", "Snapshot"]
 
 _T = TypeVar("_T")
 _START_TIMEOUT = 60.0
@@ -113,7 +122,9 @@ class Sandbox:
         if image is not None:
             rootfs = os.path.realpath(image)
             if not os.path.isdir(rootfs):
-                raise ValueError(f"image {image!r}: only a folder with a root file system is supported so far")
+                raise ValueError(
+                    f"image {image!r}: only a folder with a root file system is supported so far"
+                )
         spec = SandboxSpec(
             limits, rootfs, dict(env or {}), make_mounts(mounts), (), ttl, idle_timeout, ephemeral
         )
@@ -183,7 +194,9 @@ class Sandbox:
         for box in Sandbox.list():
             if id_or_name in (box.id, box.name):
                 return box
-        raise KeyError(f"no live sandbox {id_or_name!r} in this process: there are {[b.name for b in Sandbox.list()]}")
+        raise KeyError(
+            f"no live sandbox {id_or_name!r} in this process: there are {[b.name for b in Sandbox.list()]}"
+        )
 
     # ---- running things -----------------------------------------------------------------------------------------
 
@@ -246,10 +259,18 @@ class Sandbox:
         """
         _records.check_seconds("timeout", timeout)
         if isinstance(argv, (str, bytes)) or not argv or not all(isinstance(arg, str) for arg in argv):
-            raise ValueError(f"argv is a program and its arguments, as strings, not {argv!r} (shell() takes a line)")
+            raise ValueError(
+                f"argv is a program and its arguments, as strings, not {argv!r} (shell() takes a line)"
+            )
         if any("\0" in text for text in (*argv, cwd or "", *(env or {}), *(env or {}).values())):
             raise ValueError("no argument, folder or variable of a program can hold a null character")
-        request = {"argv": list(argv), "timeout": timeout, "cwd": cwd, "env": dict(env) if env else None, "stdin": stdin}
+        request = {
+            "argv": list(argv),
+            "timeout": timeout,
+            "cwd": cwd,
+            "env": dict(env) if env else None,
+            "stdin": stdin,
+        }
         with self._awake():
             fields = self._answer(Op.EXEC, request, timeout=timeout + _MARGIN)
             result = self._checked(_records.exec_result, fields)
@@ -271,7 +292,9 @@ class Sandbox:
             blocks.append(data)
             size += len(data)
             if size > max_bytes:
-                raise LimitExceeded(f"sandbox {self.name}: {path} is larger than {max_bytes} bytes (max_bytes=)")
+                raise LimitExceeded(
+                    f"sandbox {self.name}: {path} is larger than {max_bytes} bytes (max_bytes=)"
+                )
         return b"".join(blocks)
 
     def read_text(self, path: str, encoding: str = "utf-8") -> str:
@@ -306,8 +329,12 @@ class Sandbox:
                 self._file_call(Op.UNPACK, {"data": spool.read(_CHUNK), "target": target, **ends})
 
     def download(self, source: str, target: str | os.PathLike[str], *, max_bytes: int = 8 << 30) -> None:
-        """Copies a file or folder of the sandbox to the host path `target`. The guest is not trusted: nothing is written
-        outside `target`, device files and links that leave it are refused. Raises FileNotFoundError, LimitExceeded.
+        """Copies a file or folder of the sandbox to the host path `target`. The guest is not trusted: nothing is
+        written outside `target`, device files and links that leave it are refused.
+
+        Raises:
+            FileNotFoundError, LimitExceeded: it is not there; it is larger than `max_bytes`.
+            ProtocolError: it holds what is refused.
         """
         with tempfile.TemporaryFile() as spool, self._awake():
             end = False
@@ -316,7 +343,9 @@ class Sandbox:
                 data, end = self._checked(_records.block, self._file_call(Op.PACK, request))
                 spool.write(data)
                 if spool.tell() > max_bytes + _MARGIN_BYTES:
-                    raise LimitExceeded(f"sandbox {self.name}: {source} is larger than {max_bytes} bytes (max_bytes=)")
+                    raise LimitExceeded(
+                        f"sandbox {self.name}: {source} is larger than {max_bytes} bytes (max_bytes=)"
+                    )
             spool.seek(0)
             _transfer.unpack(spool, Path(target), max_bytes=max_bytes, name=self.name)
 
@@ -381,7 +410,9 @@ class Sandbox:
             if isinstance(label, Snapshot):
                 snapshot = label
             else:
-                found = [c for c in self._checkpoints if (label is None or c.label == label) and not c.deleted]
+                found = [
+                    c for c in self._checkpoints if (label is None or c.label == label) and not c.deleted
+                ]
                 if not found:
                     labels = [c.label for c in self._checkpoints]
                     raise KeyError(f"sandbox {self.name} has no checkpoint {label!r}: there are {labels}")
@@ -396,7 +427,7 @@ class Sandbox:
             self._reseed(seed)
 
     def _replace(self, snapshot: Snapshot) -> None:
-        """Goes on as a copy of `snapshot`. A name is the supervisor's to keep while this lives; after, it is given again."""
+        """Goes on as a copy of `snapshot`. The supervisor keeps its name while it lives; after, it is given again."""
         name = None if self._state == "running" else self.name
         (live,) = self._backend.restore(snapshot.id, names=[name], timeout=_START_TIMEOUT, replace=self._live)
         self._live.channel.replace(live.channel.detach())
@@ -417,8 +448,8 @@ class Sandbox:
         return self._state
 
     def terminate(self) -> None:
-        """Kills everything in it and frees what it held, checkpoints too. Idempotent. A call under way in another thread
-        ends with SandboxDied.
+        """Kills everything in it and frees what it held, checkpoints too. Idempotent. A call under way in another
+        thread ends with SandboxDied.
         """
         self._ending = True
         while not self._lock.acquire(blocking=False):
@@ -555,4 +586,6 @@ def _check_names(names: Sequence[str | None]) -> None:
     """The supervisor keeps names unique among what runs; a sandbox at rest keeps its name too."""
     for box in Sandbox.list():
         if box.status == "stopped" and box.name in names:
-            raise SandboxError(f"a sandbox named {box.name!r} lives already: names are unique among the living")
+            raise SandboxError(
+                f"a sandbox named {box.name!r} lives already: names are unique among the living"
+            )

@@ -74,10 +74,20 @@ class Traces:
 
     def left(self) -> list[str]:
         """What is there now."""
-        found = [f"process {pid}" for pid, identity in self.processes.items() if identity and _identity(pid) == identity]
-        found += [f"loop device {device}" for device, file in self.loops.items() if file and self._backing(device) == file]
+        found = [
+            f"process {pid}"
+            for pid, identity in self.processes.items()
+            if identity and _identity(pid) == identity
+        ]
+        found += [
+            f"loop device {device}"
+            for device, file in self.loops.items()
+            if file and self._backing(device) == file
+        ]
         for pattern in ("/sys/fs/cgroup", "/sys/fs/cgroup/*", "/sys/fs/cgroup/*/*"):
-            found += [f"control group {path}" for path in glob.glob(f"{pattern}/sandbox-gym-{self.folder.name}")]
+            found += [
+                f"control group {path}" for path in glob.glob(f"{pattern}/sandbox-gym-{self.folder.name}")
+            ]
         if self.folder.exists():
             found.append(f"run folder {self.folder}")
         for entry in os.listdir("/proc"):
@@ -106,8 +116,13 @@ def nothing_left_on_the_machine() -> Iterator[None]:
     """After the last test: this process's supervisors end, and all that they had is gone."""
     yield
     from sandbox_gym.backends import lookup
+    from sandbox_gym.backends.native.client import NativeBackend
 
-    traces = [Traces.of(os.getpid(), backend._folder) for backend in lookup._made.values() if backend.name == "native"]
+    traces = [
+        Traces.of(os.getpid(), backend._folder)
+        for backend in lookup._made.values()
+        if isinstance(backend, NativeBackend)
+    ]
     lookup.shut_down()
     for trace in traces:
         trace.assert_gone()

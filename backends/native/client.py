@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import json
 import os
@@ -25,7 +26,9 @@ from . import protocol, registry
 
 _BATCH = 64  # descriptors that one message carries
 _START_TIMEOUT = 30.0
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from sandbox_gym.backends.native.launch import main; main()"
+_BOOT = (
+    "import sys; sys.path.insert(0, {root!r}); from sandbox_gym.backends.native.launch import main; main()"
+)
 
 
 class NativeBackend:
@@ -39,7 +42,9 @@ class NativeBackend:
         self._idle: list[socket.socket] = []
         self._lock = threading.Lock()
         self._warned = False
-        self._unreferenced: deque[str] = deque()  # snapshots whose last handle was garbage: released with the next request
+        self._unreferenced: deque[str] = (
+            deque()
+        )  # snapshots whose last handle was garbage: released with the next request
         self._lifeline, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             try:
@@ -150,7 +155,7 @@ class NativeBackend:
 
     # ---- the supervisor's socket ------------------------------------------------------------------------------------
 
-    def _ask(self, request: dict[str, Any], timeout: float) -> tuple[dict[str, Any], list[int]]:
+    def _ask(self, request: dict[str, Any], timeout: float) -> tuple[dict[str, Any], builtins.list[int]]:
         """One request, one reply. The supervisor keeps the deadline; the margin only catches one that hangs."""
         with self._connection(timeout + 10.0) as sock:
             while self._unreferenced:
@@ -180,7 +185,9 @@ class NativeBackend:
             raise errors.SandboxTimeout(f"the supervisor did not answer within {timeout} s") from None
         except (EOFError, OSError) as error:
             _close(sock)
-            raise errors.SandboxDied(f"the supervisor of this process's sandboxes is gone ({error})") from None
+            raise errors.SandboxDied(
+                f"the supervisor of this process's sandboxes is gone ({error})"
+            ) from None
         except BaseException:
             _close(sock)
             raise

@@ -1,8 +1,8 @@
 """How a supervisor starts and what is cleared when it ends.
 
-The process that the client started (the janitor) makes the namespaces, forks the supervisor into them as process 1, waits
-for its end, and removes the control groups and the run folder. Both end with the client: the supervisor watches its
-lifeline and its pidfd, and dies with the janitor. A third, which does nothing but wait, clears up where the janitor
+The process that the client started (the janitor) makes the namespaces, forks the supervisor into them as process 1,
+waits for its end, and removes the control groups and the run folder. Both end with the client: the supervisor watches
+its lifeline and its pidfd, and dies with the janitor. A third, which does nothing but wait, clears up where the janitor
 itself was killed.
 """
 
@@ -54,7 +54,9 @@ def main() -> NoReturn:
             _map_self(uid, gid)
         pid = os.fork()
     except OSError as error:
-        _tell(lifeline, f"no namespaces can be made here ({error}): `sandbox-gym doctor` tells what is missing")
+        _tell(
+            lifeline, f"no namespaces can be made here ({error}): `sandbox-gym doctor` tells what is missing"
+        )
         _clear(folder, sweeper)
         sys.exit(1)
     if pid == 0:
@@ -81,7 +83,10 @@ def _start_sweeper(folder: Path, not_its: list[int]) -> int:
 
 
 def _clear(folder: Path, sweeper: int) -> None:
-    for name in ("base", "disk"):  # the supervisor's mounts, which outlive it in the mount namespace that this one shares
+    for name in (
+        "base",
+        "disk",
+    ):  # the supervisor's mounts, which outlive it in the mount namespace that this one shares
         with contextlib.suppress(OSError):
             syscalls.umount2(str(folder / name), syscalls.MNT_DETACH)
     registry.clear(folder)
@@ -106,7 +111,9 @@ def _supervise(
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # some descriptors for each of many sandboxes
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (most, most)
+        )  # some descriptors for each of many sandboxes
         syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
         syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
         (folder / "base").mkdir()

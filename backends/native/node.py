@@ -45,19 +45,17 @@ class Node:
     control: socket.socket  # the host's end; the client has a duplicate of a live sandbox's
     control_inode: int  # of the guest's end, to know it among the guest's descriptors
     depth: int
-    go_fd: int
     pid: int = 0
     pidfd: int = -1
     frozen: bool = False
     copied: bool = False
-    housed_in: Group | None = None  # where a frozen process waits, when not in its own group
     handles: int = 0  # references that clients hold on a snapshot
     children: set[Node] = field(default_factory=set)
     created: float = field(default_factory=time.time)
     dies_at: float | None = None  # monotonic
     origin: str | None = None  # the snapshot that this sandbox came from
     reason: str = ""  # why it was killed, when it was
-    on_exit: list[Callable[[], None]] = field(default_factory=list)
+    on_exit: list[Callable[[], object]] = field(default_factory=list)
     _used: int | None = None
 
     @property
@@ -80,43 +78,19 @@ class Node:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
 
-    def limit(self) -> None:
-        """Puts the process under its limits; until then it does nothing for anyone."""
-        if self.go_fd < 0:  # born under them
-            return
+    def is_confined(self) -> bool:
+        """Whether the process is in its control group, as it was told to be first of all."""
         try:
-            self.group.add(self.pid)
-        except ProcessLookupError:  # already dead: its pidfd will say so
-            return
-        self.go()
-
-    def go(self) -> None:
-        """Lets the copy run on once it has moved in."""
-        os.eventfd_write(self.go_fd, 1)
-        os.close(self.go_fd)
-        self.go_fd = -1
-
-    def move_to(self, group: Group) -> None:
-        """A frozen process waits in the group of its next copy."""
-        if self.pidfd >= 0:
-            try:
-                group.add(self.pid)
-            except ProcessLookupError:
-                return
-            self.housed_in = group
-
-    def move_out_of(self, group: Group) -> None:
-        """Back into its own group, if it waits in this one, which is about to be removed."""
-        if self.housed_in is group:
-            self.move_to(self.group)
+            return self.group.holds(self.pid)
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         """Gives up its descriptors. Idempotent."""
         self.control.close()
-        for fd in (self.pidfd, self.go_fd):
-            if fd >= 0:
-                os.close(fd)
-        self.pidfd = self.go_fd = -1
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
 
     def kill(self, reason: str) -> None:
         self.reason = self.reason or reason

@@ -19,7 +19,10 @@ _STATELESS = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}  # null, zero, 
 _SHARED = re.compile(rb"^(\w+)-(\w+) (...)s \S+ \S+ \d+ *(.*)$", re.MULTILINE)
 _QUERY = struct.Struct("9Q4I2Q")  # struct procmap_query: size, flags, address, then what the kernel fills in
 _PROCMAP_QUERY = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17
-_QUERY_WRITABLE, _QUERY_SHARED_FROM = 0x02, 0x08 | 0x10  # shared ones only; the one at the address or the next
+_QUERY_WRITABLE, _QUERY_SHARED_FROM = (
+    0x02,
+    0x08 | 0x10,
+)  # shared ones only; the one at the address or the next
 
 
 def refusal(pid: int, control_inode: int, members: list[int]) -> str | None:
@@ -29,7 +32,10 @@ def refusal(pid: int, control_inode: int, members: list[int]) -> str | None:
     """
     try:
         return _refusal(pid, control_inode, members)
-    except (FileNotFoundError, ProcessLookupError):  # a copy that is still moving in, or a process that is ending
+    except (
+        FileNotFoundError,
+        ProcessLookupError,
+    ):  # a copy that is still moving in, or a process that is ending
         return "it was changing while it was looked at"
 
 
@@ -109,7 +115,10 @@ def _shared_areas(pid: int) -> list[tuple[int, int, bool, str]]:
             if error.errno not in (errno.ENOTTY, errno.EINVAL):  # before Linux 6.11
                 raise
         found = _SHARED.findall(maps.read())
-    return [(int(a, 16), int(b, 16), b"w" in rights, path.decode(errors="replace")) for a, b, rights, path in found]
+    return [
+        (int(a, 16), int(b, 16), b"w" in rights, path.decode(errors="replace"))
+        for a, b, rights, path in found
+    ]
 
 
 def _ask_kernel(maps: int) -> Iterator[tuple[int, int, bool, str]]:
@@ -117,7 +126,9 @@ def _ask_kernel(maps: int) -> Iterator[tuple[int, int, bool, str]]:
     name = ctypes.create_string_buffer(4096)
     address = 0
     while True:
-        query = bytearray(_QUERY.pack(_QUERY.size, _QUERY_SHARED_FROM, address, *(0,) * 8, len(name), 0, 0, 0))
+        query = bytearray(
+            _QUERY.pack(_QUERY.size, _QUERY_SHARED_FROM, address, *(0,) * 8, len(name), 0, 0, 0)
+        )
         struct.pack_into("Q", query, _QUERY.size - 16, ctypes.addressof(name))
         try:
             fcntl.ioctl(maps, _PROCMAP_QUERY, query)

@@ -41,7 +41,14 @@ _CONFIG_FILES = (
     "/etc/bash.bashrc",
     "/etc/profile",
 )
-_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
 _FOLDERS = {"tmp": 0o1777, "var/tmp": 0o1777, "run": 0o755, "home": 0o755, "root": 0o700, "workspace": 0o755}
 _EMPTY = ("proc", "sys", "mnt", "opt", "srv", "media", "dev/pts", "var/lib", "var/cache", "var/log")
 _PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
@@ -67,7 +74,9 @@ class Rootfs:
                 lowers.append(path)
                 continue
             fd = syscalls.open_tree(path)
-            syscalls.mount_setattr(fd, syscalls.MOUNT_ATTR_IDMAP | syscalls.MOUNT_ATTR_RDONLY, userns_fd=userns_fd)
+            syscalls.mount_setattr(
+                fd, syscalls.MOUNT_ATTR_IDMAP | syscalls.MOUNT_ATTR_RDONLY, userns_fd=userns_fd
+            )
             lowers.append(f"/proc/self/fd/{fd}")
         attached = []
         for source, target in self.attached:
@@ -78,11 +87,15 @@ class Rootfs:
 
 
 def _make_read_only(fd: int, userns_fd: int, privileged: bool) -> None:
-    syscalls.mount_setattr(fd, syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID, recursive=not privileged)
+    syscalls.mount_setattr(
+        fd, syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID, recursive=not privileged
+    )
     if privileged:
         try:
             syscalls.mount_setattr(fd, syscalls.MOUNT_ATTR_IDMAP, userns_fd=userns_fd)
-        except OSError:  # a file system that can't be id-mapped: its files then belong to nobody in the sandbox
+        except (
+            OSError
+        ):  # a file system that can't be id-mapped: its files then belong to nobody in the sandbox
             pass
 
 
@@ -115,10 +128,16 @@ def _directory(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) ->
     assert spec.rootfs is not None
     directory = Path(spec.rootfs).resolve()
     if not privileged:
-        raise BackendUnavailable("a root file system of your own needs root (overlayfs redirects): run as root")
-    python = next((p for p in ("/usr/local/bin/python3", "/usr/bin/python3") if _exists_in(directory, p)), None)
+        raise BackendUnavailable(
+            "a root file system of your own needs root (overlayfs redirects): run as root"
+        )
+    python = next(
+        (p for p in ("/usr/local/bin/python3", "/usr/bin/python3") if _exists_in(directory, p)), None
+    )
     if python is None:
-        raise BackendUnavailable(f"{directory} has no /usr/bin/python3: the guest's own process needs one inside")
+        raise BackendUnavailable(
+            f"{directory} has no /usr/bin/python3: the guest's own process needs one inside"
+        )
     rootfs = Rootfs(python, [], folder, str(directory.parent))
     os.setxattr(root, "trusted.overlay.redirect", f"/{directory.name}".encode())
     return rootfs
@@ -180,7 +199,9 @@ def python_folders(extra: Sequence[str] = ()) -> list[str]:
     wanted = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     wanted |= {os.path.dirname(os.path.realpath(sys.executable)), *extra}
     environment = os.path.dirname(os.path.dirname(_interpreter()))
-    if os.path.exists(os.path.join(environment, "pyvenv.cfg")):  # sys.prefix misses it here: no `site` (-S) ran
+    if os.path.exists(
+        os.path.join(environment, "pyvenv.cfg")
+    ):  # sys.prefix misses it here: no `site` (-S) ran
         wanted.add(environment)
     found: list[str] = []
     for entry in sorted({os.path.realpath(path) for path in wanted if os.path.isdir(path)}):

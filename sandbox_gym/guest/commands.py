@@ -19,10 +19,14 @@ _CHUNK = 1 << 16
 # another command runs, which may itself wait for that server, by a signal (O_ASYNC: this process has no second thread).
 _leftovers: list[int] = []
 _draining = False
-_adopted: set[int] = set()  # what commands have left behind: process 1's to reap, and nobody else's to wait for
+_adopted: set[int] = (
+    set()
+)  # what commands have left behind: process 1's to reap, and nobody else's to wait for
 
 
-def run(argv: list[str], timeout: float, cwd: str | None, env: dict[str, str] | None, stdin: bytes) -> dict[str, Any]:
+def run(
+    argv: list[str], timeout: float, cwd: str | None, env: dict[str, str] | None, stdin: bytes
+) -> dict[str, Any]:
     """The fields of `ExecResult`, as a dict. A program that can't be started is exit code 127 or 126, as in a shell."""
     before = pids()
     started = time.perf_counter()
@@ -165,7 +169,9 @@ def _leave(fd: int) -> None:
 
 def _drain() -> None:
     global _draining
-    if _draining:  # a signal in the middle of the same: the loop below sees what it announces, or the next one does
+    if (
+        _draining
+    ):  # a signal in the middle of the same: the loop below sees what it announces, or the next one does
         return
     _draining = True
     try:
@@ -215,7 +221,9 @@ def kill_started(before: set[int], patience: float = 5.0) -> None:
         for sign in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: what is stopped can't fork away
             for pid in started:
                 _kill(pid, sign)
-    _kill(-1, signal.SIGKILL)  # they multiply faster than they can be told apart: what was there before goes too
+    _kill(
+        -1, signal.SIGKILL
+    )  # they multiply faster than they can be told apart: what was there before goes too
 
 
 def _kill(pid: int, sign: signal.Signals) -> None:

@@ -7,6 +7,7 @@ import os
 import stat
 import tarfile
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 from .wire import Op
@@ -48,7 +49,9 @@ def list_files(path: str, recursive: bool, most: int) -> list[list[Any]]:
         folder = waiting.pop()
         for entry in sorted(os.scandir(folder), key=lambda e: e.name):
             info = entry.stat(follow_symlinks=False)
-            found.append([entry.path, _kind(info.st_mode), info.st_size, stat.S_IMODE(info.st_mode), info.st_mtime])
+            found.append(
+                [entry.path, _kind(info.st_mode), info.st_size, stat.S_IMODE(info.st_mode), info.st_mtime]
+            )
             if len(found) > most:
                 raise ValueError(f"more than {most} entries below {path}")
             if recursive and entry.is_dir(follow_symlinks=False):
@@ -64,7 +67,7 @@ def _kind(mode: int) -> str:
 
 
 def unpack(data: bytes, target: str, first: bool, last: bool) -> None:
-    """Blocks of a tar archive; the last one unpacks it below `target`. One that failed halfway leaves nothing behind."""
+    """Blocks of a tar archive; the last one unpacks it below `target`. One that failed leaves nothing behind."""
     global _spool
     if first:
         _close()
@@ -117,4 +120,10 @@ def _close() -> None:
             pass
 
 
-HANDLERS = {Op.READ: read, Op.WRITE: write, Op.LIST: list_files, Op.UNPACK: unpack, Op.PACK: pack}
+HANDLERS: dict[Op, Callable[..., Any]] = {
+    Op.READ: read,
+    Op.WRITE: write,
+    Op.LIST: list_files,
+    Op.UNPACK: unpack,
+    Op.PACK: pack,
+}

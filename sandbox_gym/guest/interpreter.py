@@ -28,7 +28,9 @@ class Interpreter:
     def __init__(self) -> None:
         self._module = types.ModuleType("__main__")
         self._module.__dict__["__builtins__"] = builtins
-        sys.modules["__main__"] = self._module  # classes defined in cells pickle and introspect as in a script
+        sys.modules["__main__"] = (
+            self._module
+        )  # classes defined in cells pickle and introspect as in a script
         self._cells = 0
         self._running = False
         self._capture = _Capture()
@@ -52,7 +54,9 @@ class Interpreter:
                 self._running = False
             except TimedOut:
                 raise
-            except BaseException as error:  # SystemExit and KeyboardInterrupt of a cell end the cell, not the guest
+            except (
+                BaseException
+            ) as error:  # SystemExit and KeyboardInterrupt of a cell end the cell, not the guest
                 self._running = False
                 result["error"] = _describe(error)
         except TimedOut:  # raised in the cell, or in the moment after it
@@ -65,10 +69,12 @@ class Interpreter:
     def _evaluate(self, code: str, name: str) -> str | None:
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         tree = ast.parse(code, name)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
         if tree.body:
             self._run_block(compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
-        if last is None:
+        if not isinstance(last, ast.Expr):
             return None
         expression = ast.Expression(last.value)
         value = self._run_block(compile(expression, name, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
@@ -76,7 +82,11 @@ class Interpreter:
             return None
         self._module.__dict__["_"] = value
         text = repr(value)
-        return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}... ({len(text) - MAX_VALUE} characters cut)"
+        return (
+            text
+            if len(text) <= MAX_VALUE
+            else f"{text[:MAX_VALUE]}... ({len(text) - MAX_VALUE} characters cut)"
+        )
 
     def _run_block(self, block: types.CodeType) -> Any:
         outcome = eval(block, self._module.__dict__)
@@ -102,8 +112,8 @@ def _describe(error: BaseException) -> dict[str, str]:
 class _Capture:
     """Descriptors 1 and 2, and sys.stdout and sys.stderr above them, into bounded files from `start` to `stop`.
 
-    Files, not pipes: nothing has to read while the cell runs, and a child left behind never blocks or breaks. The Python
-    streams are the same for every cell, so that what kept one (a logging handler) goes on writing to the present cell.
+    Files, not pipes: nothing has to read while the cell runs, and a child left behind never blocks or breaks. The
+    Python streams are the same for every cell: what kept one (a logging handler) writes to the present cell.
     """
 
     def __init__(self) -> None:

@@ -103,7 +103,7 @@ def run_folder() -> Path:
 
 @pytest.fixture
 def client() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """`client(code, **env)`: starts a process of its own that runs `code` with Sandbox imported; its stdio are pipes."""
+    """`client(code, **env)`: a process of its own that runs `code` with Sandbox imported; its stdio are pipes."""
     started: list[subprocess.Popen[str]] = []
     root = str(Path(sandbox_gym.__file__).parent.parent)
     head = f"import os, sys; sys.path.insert(0, {root!r})\nfrom sandbox_gym.sandbox import Sandbox\n"
@@ -135,15 +135,23 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     binary, library = subprocess.run(
         ["/usr/bin/python3", "-I", "-c", script], check=True, capture_output=True, text=True
     ).stdout.split()
-    skip = shutil.ignore_patterns("__pycache__", "test", "tests", "idlelib", "tkinter", "lib2to3", "config-*", "*-packages")
+    skip = shutil.ignore_patterns(
+        "__pycache__", "test", "tests", "idlelib", "tkinter", "lib2to3", "config-*", "*-packages"
+    )
     shutil.copytree(library, root / library.lstrip("/"), ignore=skip, symlinks=True)
     programs = [binary, "/bin/sh", "/usr/bin/cat", "/usr/bin/id"]
     listing = subprocess.run(
         ["ldd", *programs, *map(str, (root / library.lstrip("/")).glob("lib-dynload/*.so"))],
         capture_output=True,
         text=True,
+        check=False,  # "not a dynamic executable" is a failure to ldd
     ).stdout
-    needed = {word for line in listing.splitlines() for word in line.split() if word.startswith("/") and ":" not in word}
+    needed = {
+        word
+        for line in listing.splitlines()
+        for word in line.split()
+        if word.startswith("/") and ":" not in word
+    }
     for path in [*programs, *needed]:
         place = root / path.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)

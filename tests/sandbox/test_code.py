@@ -1,5 +1,6 @@
 """run_code: state that lives on, output and errors as data, and a time-out that always ends."""
 
+# ruff: noqa: E501  (programs for the guest are text)
 from __future__ import annotations
 
 import time
@@ -71,7 +72,9 @@ def test_top_level_await(box: Sandbox) -> None:
 
 
 def test_output_is_bounded_and_the_cut_is_told(box: Sandbox) -> None:
-    result = box.run_code(f"import sys\nsys.stdout.write('x' * {3 * MIB})\nsys.stderr.write('y' * {2 * MIB})\nNone")
+    result = box.run_code(
+        f"import sys\nsys.stdout.write('x' * {3 * MIB})\nsys.stderr.write('y' * {2 * MIB})\nNone"
+    )
     assert len(result.stdout) == MIB and result.stdout_cut == 2 * MIB
     assert len(result.stderr) == MIB and result.stderr_cut == MIB
     result = box.run_code("import subprocess\nsubprocess.run('head -c 3000000 /dev/zero', shell=True); None")
@@ -79,7 +82,9 @@ def test_output_is_bounded_and_the_cut_is_told(box: Sandbox) -> None:
 
 
 def test_a_stream_that_a_cell_kept_writes_to_the_present_cell(box: Sandbox) -> None:
-    box.run_code("import logging, sys\nlogging.basicConfig(stream=sys.stderr, format='%(message)s')\nout = sys.stdout")
+    box.run_code(
+        "import logging, sys\nlogging.basicConfig(stream=sys.stderr, format='%(message)s')\nout = sys.stdout"
+    )
     for _ in range(3):  # each with a bound of its own
         result = box.run_code("logging.warning('w' * 900_000)\nout.write('kept'); None")
         assert len(result.stderr) == 900_001 and result.stdout == "kept"

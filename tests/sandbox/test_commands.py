@@ -1,5 +1,6 @@
 """exec and shell: exit codes, bounded streams, children left behind, and time-outs that kill all that was started."""
 
+# ruff: noqa: E501  (programs for the guest are text)
 from __future__ import annotations
 
 import threading
@@ -63,7 +64,9 @@ def test_where_and_with_what_a_command_runs(box: Sandbox) -> None:
     assert box.shell("pwd").stdout == "/workspace\n"
     assert box.shell("pwd", cwd="/tmp").stdout == "/tmp\n"
     assert box.shell("echo $A-$HOME", env={"A": "1 2"}).stdout == "1 2-/root\n"
-    assert box.shell("echo [[ x ]]; echo $0 | head -c 4; echo $BASH_VERSION | head -c1").stdout.startswith("[[ x ]]")
+    assert box.shell("echo [[ x ]]; echo $0 | head -c 4; echo $BASH_VERSION | head -c1").stdout.startswith(
+        "[[ x ]]"
+    )
     assert box.exec(["pwd"], cwd="/no/such").exit_code == 127
     assert box.exec(["echo", "*", "$HOME", "a b"]).stdout == "* $HOME a b\n"
     assert box.exec(["python3", "-c", "print(chr(0x1f600))"]).stdout == "\U0001f600\n"
@@ -89,7 +92,9 @@ def test_stdin(box: Sandbox) -> None:
 
 
 def test_ten_megabytes_on_both_streams(box: Sandbox) -> None:
-    result = box.shell("head -c 10485760 /dev/zero | tr '\\0' o & head -c 10485760 /dev/zero | tr '\\0' e >&2; wait")
+    result = box.shell(
+        "head -c 10485760 /dev/zero | tr '\\0' o & head -c 10485760 /dev/zero | tr '\\0' e >&2; wait"
+    )
     assert result.ok and set(result.stdout) == {"o"} and set(result.stderr) == {"e"}
     assert len(result.stdout) == len(result.stderr) == MIB
     assert result.stdout_cut == result.stderr_cut == 9 * MIB
@@ -113,7 +118,10 @@ def test_a_server_left_behind_works_on(box: Sandbox) -> None:
         "s = http.server.HTTPServer(('127.0.0.1', 8000), H); print('up', flush=True); s.serve_forever()"
     )
     box.write_file("server.py", server)
-    assert "up" in box.shell("python3 server.py & while ! grep -q :1F40 /proc/net/tcp; do :; done; sleep 0.02").stdout
+    assert (
+        "up"
+        in box.shell("python3 server.py & while ! grep -q :1F40 /proc/net/tcp; do :; done; sleep 0.02").stdout
+    )
     fetch = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000', timeout=5).read().decode())"
     for _ in range(5):
         assert box.exec(["python3", "-c", fetch]).stdout == "served\n"
@@ -130,7 +138,9 @@ def test_a_time_out_kills_everything_that_the_call_started(box: Sandbox) -> None
     box.shell("sleep 61 &")  # of an earlier call: stays
     box.write_file("daemon.py", _DAEMON + "time.sleep(60)")
     started = time.monotonic()
-    result = box.shell("sleep 62 & (trap '' TERM INT HUP; sleep 63) & echo out; python3 daemon.py", timeout=0.5)
+    result = box.shell(
+        "sleep 62 & (trap '' TERM INT HUP; sleep 63) & echo out; python3 daemon.py", timeout=0.5
+    )
     assert result.timed_out and not result.ok and result.exit_code == 137
     assert result.stdout == "out\n"
     assert time.monotonic() - started < 3

@@ -1,5 +1,6 @@
 """kill -9 of every process there is: nothing stays, callers hear the sandbox's name, and work goes on."""
 
+# ruff: noqa: E501, PT012  (programs for the guest are text)
 from __future__ import annotations
 
 import json
@@ -69,12 +70,18 @@ def test_the_client_ends_by_itself_without_cleaning_up(client: Client, traces_of
     traces.assert_gone()
 
 
-def test_a_forked_child_of_the_client_keeps_nothing_alive(client: Client, traces_of: Callable[..., Any]) -> None:
-    process, facts = start(client, "import time\nif os.fork() == 0: time.sleep(8); os._exit(0)\nprint('forked', flush=True); input()")
+def test_a_forked_child_of_the_client_keeps_nothing_alive(
+    client: Client, traces_of: Callable[..., Any]
+) -> None:
+    process, facts = start(
+        client,
+        "import time\nif os.fork() == 0: time.sleep(8); os._exit(0)\nprint('forked', flush=True); input()",
+    )
     assert process.stdout is not None and process.stdout.readline() == "forked\n"
     traces = traces_of(process.pid, Path(facts["folder"]))
     child = next(
-        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         if int(pid) != facts["janitor"]
     )
     traces.processes.pop(child)
@@ -105,14 +112,20 @@ input()
 """
 
 
-@pytest.mark.parametrize("who", [["supervisor"], ["janitor"], ["janitor", "supervisor"], ["supervisor", "janitor"]])
-def test_the_supervisor_or_its_janitor_is_killed(client: Client, traces_of: Callable[..., Any], who: list[str]) -> None:
+@pytest.mark.parametrize(
+    "who", [["supervisor"], ["janitor"], ["janitor", "supervisor"], ["supervisor", "janitor"]]
+)
+def test_the_supervisor_or_its_janitor_is_killed(
+    client: Client, traces_of: Callable[..., Any], who: list[str]
+) -> None:
     process, facts = start(client, _GOES_ON)
     traces = traces_of(process.pid, Path(facts["folder"]))
     for name in who:
         os.kill(facts[name], signal.SIGKILL)
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and [left for left in traces.left() if left != f"process {facts['janitor']}"]:
+    while time.monotonic() < deadline and [
+        left for left in traces.left() if left != f"process {facts['janitor']}"
+    ]:
         time.sleep(0.02)
     assert [left for left in traces.left() if left != f"process {facts['janitor']}"] == []
     assert process.stdin is not None and process.stdout is not None
@@ -142,7 +155,7 @@ except Exception as error:
 
 def host_pid(run_folder: Path, node_id: str, box: Sandbox) -> int:
     """The process of a sandbox or snapshot, as this test's namespace numbers it."""
-    inner = next(row["pid"] for row in box._backend.list() if row["id"] == node_id)  # type: ignore[attr-defined]
+    inner = next(row["pid"] for row in box._backend.list() if row["id"] == node_id)
     janitor = box._backend._process.pid  # type: ignore[attr-defined]
     supervisor = supervisor_of(janitor)
     space = os.readlink(f"/proc/{supervisor}/ns/pid")
@@ -164,7 +177,8 @@ def test_a_guest_is_killed(boxes: Callable[[int], list[Sandbox]], run_folder: Pa
         one.run_code("1")
     with pytest.raises(SandboxDied, match=one.name):
         one.snapshot()
-    assert other.run_code("1").ok and other.fork(1)[0].terminate() is None
+    with other.fork(1)[0] as copy:
+        assert other.run_code("1").ok and copy.run_code("1").ok
 
 
 def test_a_guest_is_killed_in_the_middle_of_a_call(box: Sandbox, run_folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Files in and out, and archives of a guest that is up to no good."""
 
+# ruff: noqa: E501, PT012  (programs for the guest are text)
 from __future__ import annotations
 
 import errno
@@ -74,11 +75,15 @@ def test_a_named_pipe_hangs_nobody(box: Sandbox) -> None:
 
 
 def test_list_files(box: Sandbox) -> None:
-    box.shell("mkdir -p d/e; echo hello > d/f; ln -s /etc/passwd d/l; mkfifo d/p; echo x > d/e/g; chmod 640 d/f")
+    box.shell(
+        "mkdir -p d/e; echo hello > d/f; ln -s /etc/passwd d/l; mkfifo d/p; echo x > d/e/g; chmod 640 d/f"
+    )
     found = {entry.path: entry for entry in box.list_files("d")}
     assert list(found) == ["d/e", "d/f", "d/l", "d/p"]
     assert [entry.kind for entry in found.values()] == ["dir", "file", "link", "other"]
-    assert found["d/f"].size == 6 and found["d/f"].mode == 0o640 and abs(found["d/f"].mtime - time.time()) < 60
+    assert (
+        found["d/f"].size == 6 and found["d/f"].mode == 0o640 and abs(found["d/f"].mtime - time.time()) < 60
+    )
     assert "d/e/g" in [entry.path for entry in box.list_files("d", recursive=True)]
     with pytest.raises(FileNotFoundError):
         box.list_files("nowhere")
@@ -121,8 +126,8 @@ def test_transfers_that_fail_leave_no_half(box: Sandbox, tmp_path: Path) -> None
         box.upload(tmp_path / "none", "x")
     with pytest.raises(FileNotFoundError):
         box.download("none", tmp_path / "x")
+    box.shell("head -c 20000000 /dev/zero > zeros")
     with pytest.raises(LimitExceeded):
-        box.shell("head -c 20000000 /dev/zero > zeros")
         box.download("zeros", tmp_path / "x", max_bytes=MIB)
     (tmp_path / "big").mkdir()
     (tmp_path / "big/data").write_bytes(os.urandom(20 * MIB))
@@ -133,13 +138,15 @@ def test_transfers_that_fail_leave_no_half(box: Sandbox, tmp_path: Path) -> None
     (tmp_path / "small/f").write_text("whole")
     box.upload(tmp_path / "small", "again")
     assert [entry.path for entry in box.list_files("again")] == ["again/f"]
-    assert box.fork(1)[0].terminate() is None  # no spool is left open that would forbid a snapshot
+    box.fork(1)[0].terminate()  # no spool is left open that would forbid a snapshot
 
 
 # ---- archives of a hostile guest ------------------------------------------------------------------------------------
 
 
-def _member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"", size: int | None = None) -> bytes:
+def _member(
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"", size: int | None = None
+) -> bytes:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.size, info.mode = kind, link, len(data) if size is None else size, 0o7777
     return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
@@ -162,12 +169,12 @@ _HOSTILE: dict[str, bytes] = {
     + _member("tree/d", tarfile.DIRTYPE)
     + _member("tree/l", tarfile.SYMTYPE, "d")
     + _member("tree/l/f", data=b"x"),
-    "write over link": _DIR
-    + _member("tree/l", tarfile.SYMTYPE, "d")
-    + _member("tree/l", data=b"x"),
+    "write over link": _DIR + _member("tree/l", tarfile.SYMTYPE, "d") + _member("tree/l", data=b"x"),
     "hard link out": _DIR + _member("tree/h", tarfile.LNKTYPE, "/etc/passwd"),
     "hard link up": _DIR + _member("tree/h", tarfile.LNKTYPE, "tree/../../../etc/passwd"),
-    "hard link to a link": _DIR + _member("tree/l", tarfile.SYMTYPE, "d") + _member("tree/h", tarfile.LNKTYPE, "tree/l"),
+    "hard link to a link": _DIR
+    + _member("tree/l", tarfile.SYMTYPE, "d")
+    + _member("tree/h", tarfile.LNKTYPE, "tree/l"),
     "device": _DIR + _member("tree/d", tarfile.CHRTYPE),
     "named pipe": _DIR + _member("tree/p", tarfile.FIFOTYPE),
     "file twice": _DIR + _member("tree/f", data=b"1") + _member("tree/f", data=b"2"),
@@ -201,20 +208,28 @@ def test_huge_sizes_are_refused_before_they_are_written(tmp_path: Path) -> None:
     huge = tarfile.TarInfo("tree")
     huge.size = 1 << 45
     with pytest.raises(LimitExceeded):
-        _transfer.unpack(io.BytesIO(huge.tobuf() + bytes(4096)), tmp_path / "t", max_bytes=1 << 30, name="evil")
+        _transfer.unpack(
+            io.BytesIO(huge.tobuf() + bytes(4096)), tmp_path / "t", max_bytes=1 << 30, name="evil"
+        )
     sparse = tarfile.TarInfo("tree")
     sparse.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": str(1 << 40)}
     sparse.pax_headers["GNU.sparse.map"] = "0,0"
     with pytest.raises((LimitExceeded, ProtocolError)):
         _transfer.unpack(
-            io.BytesIO(sparse.tobuf(tarfile.PAX_FORMAT) + bytes(4096)), tmp_path / "t", max_bytes=1 << 30, name="evil"
+            io.BytesIO(sparse.tobuf(tarfile.PAX_FORMAT) + bytes(4096)),
+            tmp_path / "t",
+            max_bytes=1 << 30,
+            name="evil",
         )
     assert os.listdir(tmp_path) == []
 
 
 def test_set_user_id_does_not_come_down(tmp_path: Path) -> None:
     _transfer.unpack(
-        io.BytesIO(_member("tree", data=b"#!/bin/sh\n") + bytes(1024)), tmp_path / "t", max_bytes=MIB, name="evil"
+        io.BytesIO(_member("tree", data=b"#!/bin/sh\n") + bytes(1024)),
+        tmp_path / "t",
+        max_bytes=MIB,
+        name="evil",
     )
     assert (tmp_path / "t").stat().st_mode & 0o7777 == 0o755
 
@@ -234,7 +249,15 @@ def test_a_live_guest_that_packs_evil(box: Sandbox, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["None", "{'data': 'text', 'end': True}", "{'data': b'', 'end': False}", "{}", "[1]", "{'data': b'x', 'end': 1}"]
+    "answer",
+    [
+        "None",
+        "{'data': 'text', 'end': True}",
+        "{'data': b'', 'end': False}",
+        "{}",
+        "[1]",
+        "{'data': b'x', 'end': 1}",
+    ],
 )
 @pytest.mark.parametrize("op", ["READ", "PACK"])
 def test_a_live_guest_that_answers_nonsense(box: Sandbox, tmp_path: Path, op: str, answer: str) -> None:
@@ -252,7 +275,7 @@ def test_a_live_guest_that_answers_nonsense(box: Sandbox, tmp_path: Path, op: st
 
 
 def test_a_full_disk_is_an_error_and_can_be_cleaned(box: Sandbox) -> None:
-    with pytest.raises(OSError, match="No space|quota") as caught:
+    with pytest.raises(OSError, match=r"No space|quota") as caught:
         for i in range(40):
             box.write_file(f"fill{i}", os.urandom(8 * MIB))
     assert caught.value.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -21,12 +21,16 @@ def test_a_folder_as_root_file_system(small_root: Path) -> None:
         box.shell("echo changed > /etc/motd; cat /etc/motd > /usr/new")
         copies = box.fork(2)
         copies[0].write_file("/etc/motd", "again")
-        assert copies[1].run_code("x, open('/etc/motd').read(), open('/usr/new').read()").value == str((1, *["changed\n"] * 2))
+        assert copies[1].run_code("x, open('/etc/motd').read(), open('/usr/new').read()").value == str(
+            (1, *["changed\n"] * 2)
+        )
         for copy in copies:
             copy.terminate()
         with pytest.raises(FileNotFoundError):
             box.read_file(str(small_root / "etc/motd"))
-    assert (small_root / "etc/motd").read_text() == "from the image\n" and not (small_root / "usr/new").exists()
+    assert (small_root / "etc/motd").read_text() == "from the image\n" and not (
+        small_root / "usr/new"
+    ).exists()
 
 
 def test_two_sandboxes_of_one_image_share_nothing(small_root: Path) -> None:

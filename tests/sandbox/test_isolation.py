@@ -1,5 +1,6 @@
 """What a sandbox can't see or reach: its siblings, the host's files, processes, network and kernel."""
 
+# ruff: noqa: E501  (programs for the guest are text)
 from __future__ import annotations
 
 import os
@@ -7,7 +8,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ Boxes = Callable[[int], list[Sandbox]]
 
 
 @pytest.fixture(params=["siblings", "parent and copy", "strangers"])
-def pair(request: pytest.FixtureRequest, boxes: Boxes) -> tuple[Sandbox, Sandbox]:
+def pair(request: pytest.FixtureRequest, boxes: Boxes) -> Iterator[tuple[Sandbox, Sandbox]]:
     if request.param == "siblings":
         one, other = boxes(2)
     elif request.param == "parent and copy":
@@ -29,18 +30,29 @@ def pair(request: pytest.FixtureRequest, boxes: Boxes) -> tuple[Sandbox, Sandbox
         (other,) = one.fork(1)
     else:
         (one,), other = boxes(1), Sandbox.create()
-    request.addfinalizer(other.terminate)
-    return one, other
+    yield one, other
+    other.terminate()
 
 
 def test_files_and_memory(pair: tuple[Sandbox, Sandbox]) -> None:
     one, other = pair
     token = secrets.token_hex(8)
     one.run_code(f"secret = {token!r}")
-    for place in ("/workspace/s", "/tmp/s", "/dev/shm/s", "/root/s", "/run/s", "/var/tmp/s", "/etc/s", "/usr/s"):
+    for place in (
+        "/workspace/s",
+        "/tmp/s",
+        "/dev/shm/s",
+        "/root/s",
+        "/run/s",
+        "/var/tmp/s",
+        "/etc/s",
+        "/usr/s",
+    ):
         one.write_file(place, token)
         assert other.shell(f"test -e {place}").exit_code == 1
-    found = other.shell(f"grep -rls {token[:8]}'{token[8:]}' /workspace /tmp /dev/shm /run /etc /home /mnt /srv")
+    found = other.shell(
+        f"grep -rls {token[:8]}'{token[8:]}' /workspace /tmp /dev/shm /run /etc /home /mnt /srv"
+    )
     assert found.stdout == ""
     assert other.run_code("secret").error is not None
 
@@ -82,7 +94,9 @@ def test_shared_memory_and_queues(pair: tuple[Sandbox, Sandbox]) -> None:
     made = one.run_code(get.format(f="0o1600", o="0o102")).value
     assert made is not None and "-1" not in made
     assert other.run_code(get.format(f="0", o="2")).value == "[-1, -1, -1, -1]"
-    one.run_code("from multiprocessing import shared_memory as s; m = s.SharedMemory('seg', create=True, size=64)")
+    one.run_code(
+        "from multiprocessing import shared_memory as s; m = s.SharedMemory('seg', create=True, size=64)"
+    )
     assert "FileNotFoundError" in str(
         other.run_code("from multiprocessing import shared_memory as s; s.SharedMemory('seg')").error
     )
@@ -96,7 +110,9 @@ def test_host_name_and_mounts(pair: tuple[Sandbox, Sandbox]) -> None:
     links = "for n in pid mnt net ipc uts cgroup; do readlink /proc/self/ns/$n; done"
     mine, theirs = one.shell(links).stdout.split(), other.shell(links).stdout.split()
     assert len(mine) == 6 and not set(mine) & set(theirs)
-    here = {os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "mnt", "net", "ipc", "uts", "cgroup", "user")}
+    here = {
+        os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "mnt", "net", "ipc", "uts", "cgroup", "user")
+    }
     assert not here & set(mine)
 
 
@@ -105,7 +121,16 @@ def test_host_name_and_mounts(pair: tuple[Sandbox, Sandbox]) -> None:
 
 def test_the_host_s_files_are_not_there(box: Sandbox, tmp_path: Path) -> None:
     token = secrets.token_hex(8)
-    places = [Path.home(), Path("/home"), Path("/opt"), Path("/srv"), Path("/mnt"), Path("/var/tmp"), Path("/run"), tmp_path]
+    places = [
+        Path.home(),
+        Path("/home"),
+        Path("/opt"),
+        Path("/srv"),
+        Path("/mnt"),
+        Path("/var/tmp"),
+        Path("/run"),
+        tmp_path,
+    ]
     made = []
     try:
         for place in places:
@@ -118,7 +143,9 @@ def test_the_host_s_files_are_not_there(box: Sandbox, tmp_path: Path) -> None:
             # By way of a process, of the overlay's layers, of a folder above.
             for way in ("/proc/1/root", "/proc/self/root", "/proc/1/cwd/../../../..", "/.."):
                 assert box.shell(f"cat {way}{path}").exit_code != 0
-        found = box.shell(f"find / -maxdepth 4 -name 'secret-{token[:5]}*' -not -path '/usr/*' 2>/dev/null", timeout=60)
+        found = box.shell(
+            f"find / -maxdepth 4 -name 'secret-{token[:5]}*' -not -path '/usr/*' 2>/dev/null", timeout=60
+        )
         assert found.stdout == ""
     finally:
         for path in made:
@@ -133,23 +160,38 @@ def test_the_host_s_environment_is_not_there(client: Callable[..., subprocess.Po
 with Sandbox.create(env={"MINE": "given"}) as box:
     print(box.shell("env; cat /proc/*/environ | tr '\\\\0' '\\\\n'").stdout, box.run_code("import os; dict(os.environ)").value)
 """
-    out, err = client(code, AWS_SECRET_ACCESS_KEY="hush-hush", SANDBOX_TEST="x", PYTHONWARNINGS="ignore").communicate(timeout=30)
+    out, err = client(
+        code, AWS_SECRET_ACCESS_KEY="hush-hush", SANDBOX_TEST="x", PYTHONWARNINGS="ignore"
+    ).communicate(timeout=30)
     assert "MINE=given" in out, err
     assert "hush" not in out and "SANDBOX_TEST" not in out and "PYTHONWARNINGS" not in out
 
 
 def test_descriptors_of_the_host_are_not_there(box: Sandbox) -> None:
     listing = box.shell("ls -l /proc/1/fd | sed 's/.*-> //'").stdout.split()
-    others = [entry for entry in listing if entry not in ("/dev/null", "0") and not entry.startswith(("pipe:", "anon_inode"))]
+    others = [
+        entry
+        for entry in listing
+        if entry not in ("/dev/null", "0") and not entry.startswith(("pipe:", "anon_inode"))
+    ]
     assert len([entry for entry in others if entry.startswith("socket:")]) <= 1, listing
-    assert not [entry for entry in others if entry.startswith("/") and not entry.startswith(("/tmp/#", "/memfd:", "/proc"))]
+    assert not [
+        entry
+        for entry in others
+        if entry.startswith("/") and not entry.startswith(("/tmp/#", "/memfd:", "/proc"))
+    ]
 
 
 def test_there_is_no_network_but_loopback(box: Sandbox) -> None:
     assert box.run_code("import socket; [name for _, name in socket.if_nameindex()]").value == "['lo']"
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
-        addresses = {"127.0.0.1", *socket.gethostbyname_ex(socket.gethostname())[2], "8.8.8.8", "169.254.169.254"}
+        addresses = {
+            "127.0.0.1",
+            *socket.gethostbyname_ex(socket.gethostname())[2],
+            "8.8.8.8",
+            "169.254.169.254",
+        }
         code = (
             f"import socket\nhits = []\nfor a in {sorted(addresses)!r}:\n    s = socket.socket(); s.settimeout(1)\n"
             f"    if s.connect_ex((a, {port})) == 0: hits.append(a)\nhits"
@@ -161,11 +203,18 @@ def test_there_is_no_network_but_loopback(box: Sandbox) -> None:
 def test_mounts_of_the_caller_are_read_only(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("given")
     (tmp_path / "deep").mkdir()
-    with Sandbox.create(mounts=[str(tmp_path), (tmp_path / "data", "/mnt/file"), (tmp_path / "deep", "/usr/share/x")]) as box:
+    with Sandbox.create(
+        mounts=[str(tmp_path), (tmp_path / "data", "/mnt/file"), (tmp_path / "deep", "/usr/share/x")]
+    ) as box:
         (copy,) = box.fork(1)
         for sandbox in (box, copy):
             assert sandbox.read_text(f"{tmp_path}/data") == sandbox.read_text("/mnt/file") == "given"
-            for command in (f"echo x > {tmp_path}/data", f"rm {tmp_path}/data", "echo x > /mnt/file", "touch /usr/share/x/y"):
+            for command in (
+                f"echo x > {tmp_path}/data",
+                f"rm {tmp_path}/data",
+                "echo x > /mnt/file",
+                "touch /usr/share/x/y",
+            ):
                 assert "Read-only" in sandbox.shell(command).stderr
             assert sandbox.shell(f"mount -o remount,rw {tmp_path}; umount {tmp_path}").exit_code != 0
             assert sandbox.shell(f"chmod 777 {tmp_path}; chown 1 {tmp_path}/data").exit_code != 0
@@ -187,7 +236,9 @@ def test_copies_have_all_of_many_mounts(tmp_path: Path) -> None:
 
 def test_the_system_s_folders_are_written_in_the_sandbox_only(box: Sandbox) -> None:
     name = f"sandbox-gym-test-{secrets.token_hex(4)}"
-    folders = [folder for folder in ("/usr/bin", "/usr/lib", "/etc", sys.prefix, "/bin") if os.path.isdir(folder)]
+    folders = [
+        folder for folder in ("/usr/bin", "/usr/lib", "/etc", sys.prefix, "/bin") if os.path.isdir(folder)
+    ]
     for folder in folders:
         box.shell(f"echo x > {folder}/{name}")
         assert not os.path.exists(f"{folder}/{name}")
@@ -223,12 +274,18 @@ def test_system_calls_that_are_denied(box: Sandbox, call: str) -> None:
     number, arguments = _DENIED[call]
     code = _SYSCALL + f"(libc.syscall({number}, {arguments}), ctypes.get_errno())"
     assert box.run_code(code).value == "(-1, 1)"
-    assert box.exec(["python3", "-c", code.replace("(libc", "print(libc").replace("())", "())")]).stdout.strip() == "-1 1"
+    assert (
+        box.exec(["python3", "-c", code.replace("(libc", "print(libc").replace("())", "())")]).stdout.strip()
+        == "-1 1"
+    )
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="int 0x80 is x86's")
 def test_other_architectures_calls_are_no_way_round(box: Sandbox) -> None:
-    assert box.run_code(_SYSCALL + "(libc.syscall(0x40000000 + 250, 0, 0, 0, 0, 0), ctypes.get_errno())").value == "(-1, 38)"
+    assert (
+        box.run_code(_SYSCALL + "(libc.syscall(0x40000000 + 250, 0, 0, 0, 0, 0), ctypes.get_errno())").value
+        == "(-1, 38)"
+    )
     assert box.run_code(_SYSCALL + "(libc.syscall(435, 0, 0), ctypes.get_errno())").value == "(-1, 38)"
 
 
@@ -255,14 +312,14 @@ def test_other_architectures_calls_are_no_way_round(box: Sandbox) -> None:
     ],
 )
 def test_commands_that_need_more_than_they_have(box: Sandbox, command: str) -> None:
-    result = box.shell(f"command -v {command.split()[0]} >/dev/null || exit 99; {command}")
+    result = box.shell(f"command -v {command.split(maxsplit=1)[0]} >/dev/null || exit 99; {command}")
     assert result.exit_code != 0, result
     assert box.shell("true").ok
 
 
 def test_guest_root_is_nobody_on_the_host(box: Sandbox) -> None:
     box.shell("sleep 60 &")
-    pid = next(row["pid"] for row in box._backend.list() if row["id"] == box.id)  # type: ignore[attr-defined]
+    pid = next(row["pid"] for row in box._backend.list() if row["id"] == box.id)
     assert pid
     users = set()
     for entry in os.listdir("/proc"):
@@ -281,7 +338,9 @@ def test_guest_root_is_nobody_on_the_host(box: Sandbox) -> None:
 def test_signals_stay_inside(box: Sandbox) -> None:
     host = subprocess.Popen(["sleep", "60"])
     try:
-        box.shell(f"kill -9 {host.pid}; kill -9 {os.getpid()} {os.getppid()}; kill -9 1; kill -9 -1; pkill -9 sleep; true")
+        box.shell(
+            f"kill -9 {host.pid}; kill -9 {os.getpid()} {os.getppid()}; kill -9 1; kill -9 -1; pkill -9 sleep; true"
+        )
         assert host.poll() is None
     finally:
         host.kill()

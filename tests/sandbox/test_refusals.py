@@ -1,5 +1,6 @@
 """What the fork engine can't capture: each refused by name, the sandbox unharmed. And open files, which it can."""
 
+# ruff: noqa: E501, ISC004  (programs for the guest are text)
 from __future__ import annotations
 
 import pytest
@@ -8,7 +9,10 @@ from sandbox_gym.errors import SnapshotError
 from sandbox_gym.sandbox import Sandbox
 
 _REFUSED = {
-    "thread": ("import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()", "2 threads"),
+    "thread": (
+        "import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()",
+        "2 threads",
+    ),
     "child": ("import subprocess; p = subprocess.Popen(['sleep', '60'])", "sleep"),
     "zombie": ("import os\nif os.fork() == 0: os._exit(0)\nimport time; time.sleep(0.05)", "process"),
     "pipe": ("import os; r, w = os.pipe()", "pipe:"),
@@ -19,7 +23,10 @@ _REFUSED = {
     "pidfd": ("import os; s = os.pidfd_open(1)", "pidfd"),
     "inotify": ("import ctypes; s = ctypes.CDLL(None).inotify_init()", "inotify"),
     "timerfd": ("import ctypes; s = ctypes.CDLL(None).timerfd_create(1, 0)", "timerfd"),
-    "signalfd": ("import ctypes; s = ctypes.CDLL(None).signalfd(-1, (ctypes.c_uint64 * 16)(), 0)", "signalfd"),
+    "signalfd": (
+        "import ctypes; s = ctypes.CDLL(None).signalfd(-1, (ctypes.c_uint64 * 16)(), 0)",
+        "signalfd",
+    ),
     "memfd": ("import os; s = os.memfd_create('m')", "m"),
     "shared memory": ("import mmap; s = mmap.mmap(-1, 4096)", "MAP_SHARED"),
     "shared file": (
@@ -124,18 +131,25 @@ def test_unwritten_buffers_are_each_copy_s_own(box: Sandbox) -> None:
 
 
 def test_modes_of_open_files_hold(box: Sandbox) -> None:
-    box.run_code("import os, fcntl\nr = open('/etc/passwd')\nx = os.open('x', os.O_WRONLY | os.O_CREAT | os.O_EXCL)")
+    box.run_code(
+        "import os, fcntl\nr = open('/etc/passwd')\nx = os.open('x', os.O_WRONLY | os.O_CREAT | os.O_EXCL)"
+    )
     box.run_code("os.write(x, b'12'); os.set_inheritable(x, True)")
     (copy,) = box.fork(1)
     with copy:
-        assert copy.run_code("os.write(x, b'3'); os.get_inheritable(x), os.get_inheritable(r.fileno())").value == "(True, False)"
+        assert (
+            copy.run_code("os.write(x, b'3'); os.get_inheritable(x), os.get_inheritable(r.fileno())").value
+            == "(True, False)"
+        )
         assert copy.read_text("x") == "123"
         assert copy.run_code("os.write(r.fileno(), b'no')").error is not None
     assert box.read_text("x") == "12"
 
 
 def test_the_working_folder_is_kept_even_when_it_was_moved(box: Sandbox) -> None:
-    box.run_code("import os; os.makedirs('/tmp/deep/er'); os.chdir('/tmp/deep/er'); os.rename('/tmp/deep', '/tmp/moved')")
+    box.run_code(
+        "import os; os.makedirs('/tmp/deep/er'); os.chdir('/tmp/deep/er'); os.rename('/tmp/deep', '/tmp/moved')"
+    )
     (copy,) = box.fork(1)
     with copy:
         assert copy.run_code("os.getcwd()").value == "'/tmp/moved/er'"

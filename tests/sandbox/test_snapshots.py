@@ -1,5 +1,6 @@
 """Snapshots: restored any number of times, sealed from each other, counted, and gone when nothing needs them."""
 
+# ruff: noqa: PT012  (until it raises)
 from __future__ import annotations
 
 import gc
@@ -34,10 +35,16 @@ def test_files_that_are_deleted_or_replaced_in_a_copy(box: Sandbox) -> None:
     (copy,) = box.fork(1)
     with copy:
         copy.shell("rm d/a; echo new > d/b; mv d e; mkdir d; rm -r /usr/share/doc; echo x > /etc/passwd")
-        assert copy.shell("cat e/b; ls d e; test -e /usr/share/doc; echo $?").stdout == "new\nd:\n\ne:\nb\nl\n1\n"
+        assert (
+            copy.shell("cat e/b; ls d e; test -e /usr/share/doc; echo $?").stdout
+            == "new\nd:\n\ne:\nb\nl\n1\n"
+        )
         (deeper,) = copy.fork(1)
         with deeper:
-            assert deeper.shell("ls e; test -e /usr/share/doc; echo $?; cat /etc/passwd").stdout == "b\nl\n1\nx\n"
+            assert (
+                deeper.shell("ls e; test -e /usr/share/doc; echo $?; cat /etc/passwd").stdout
+                == "b\nl\n1\nx\n"
+            )
     assert box.shell("cat d/a d/b; stat -c %a d; test -e /usr/share/doc; echo $?").stdout == "1\n2\n700\n0\n"
     assert "root" in box.read_text("/etc/passwd")
 
@@ -103,16 +110,16 @@ def test_a_snapshot_outlives_its_source(box: Sandbox) -> None:
 
 
 def test_the_last_handle_s_garbage_releases_it(box: Sandbox) -> None:
-    before = len(box._backend.list())  # type: ignore[attr-defined]
+    before = len(box._backend.list())
     for _ in range(5):
         box.snapshot()
     box.parent = None
     gc.collect()
     deadline = time.monotonic() + 3
     box._backend.usage(box.id)
-    while time.monotonic() < deadline and len(box._backend.list()) > before + 5:  # type: ignore[attr-defined]
+    while time.monotonic() < deadline and len(box._backend.list()) > before + 5:
         box._backend.usage(box.id)
-    states = [row["state"] for row in box._backend.list()]  # type: ignore[attr-defined]
+    states = [row["state"] for row in box._backend.list()]
     assert states.count("snapshot") <= before + 5
 
 
@@ -150,7 +157,12 @@ def test_checkpoint_and_rewind(box: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    "killer", ["import os; os._exit(1)", "x = bytearray(4 << 30)", "import signal; signal.signal(2, signal.SIG_IGN)\nwhile True: pass"]
+    "killer",
+    [
+        "import os; os._exit(1)",
+        "x = bytearray(4 << 30)",
+        "import signal; signal.signal(2, signal.SIG_IGN)\nwhile True: pass",
+    ],
 )
 def test_rewind_after_death(box: Sandbox, killer: str) -> None:
     box.run_code("x = 1")
@@ -163,7 +175,7 @@ def test_rewind_after_death(box: Sandbox, killer: str) -> None:
     box.rewind()
     assert box.status == "running" and box.run_code("x").value == "1"
     assert box in Sandbox.list()
-    row = next(row for row in box._backend.list() if row["id"] == box.id)  # type: ignore[attr-defined]
+    row = next(row for row in box._backend.list() if row["id"] == box.id)
     assert row["name"] == box.name
 
 
@@ -201,9 +213,9 @@ def test_a_chain_of_25_snapshots(box: Sandbox) -> None:
     assert chain[0].depth_left - chain[-1].depth_left == 24
     for i in (0, 12, 24):
         with Sandbox.restore(chain[i]) as copy:
-            assert copy.run_code("len(trail), len([f for f in __import__('os').listdir() if f[0] == 'f'])").value == str(
-                (i + 1, i + 1)
-            )
+            assert copy.run_code(
+                "len(trail), len([f for f in __import__('os').listdir() if f[0] == 'f'])"
+            ).value == str((i + 1, i + 1))
     assert box.run_code("trail == list(range(25))").value == "True"
     for snapshot in chain[::2] + chain[1::2]:
         snapshot.delete()

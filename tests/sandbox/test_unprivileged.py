@@ -1,5 +1,6 @@
 """The whole path as an ordinary user: no root, no capability, only user namespaces."""
 
+# ruff: noqa: E501  (programs for the guest are text)
 from __future__ import annotations
 
 import os
@@ -21,7 +22,9 @@ _NOBODY = 65534
 def as_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """`as_user(code)`: what `code` prints, run by an ordinary user with Sandbox imported, a home and a run folder."""
     if os.geteuid() != 0:
-        yield lambda code: _run([sys.executable], Path(sandbox_gym.__file__).parent.parent, code, dict(os.environ))
+        yield lambda code: _run(
+            [sys.executable], Path(sandbox_gym.__file__).parent.parent, code, dict(os.environ)
+        )
         return
     python = next((p for p in (sys.executable, "/usr/bin/python3") if _works_for_user(p)), None)
     if python is None or shutil.which("setpriv") is None:
@@ -31,12 +34,21 @@ def as_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         if folder != Path("/") and folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o001:
             folder.chmod(folder.stat().st_mode | 0o011)
     source = place / "lib"
-    shutil.copytree(Path(sandbox_gym.__file__).parent, source / "sandbox_gym", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(sandbox_gym.__file__).parent,
+        source / "sandbox_gym",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     subprocess.run(["chmod", "-R", "a+rX", str(source)], check=True)
     for name in ("home", "run"):
         (place / name).mkdir(mode=0o700)
         os.chown(place / name, _NOBODY, _NOBODY)
-    environment = {"HOME": str(place / "home"), "XDG_RUNTIME_DIR": str(place / "run"), "PATH": "/usr/bin:/bin", "SECRET": "hush"}
+    environment = {
+        "HOME": str(place / "home"),
+        "XDG_RUNTIME_DIR": str(place / "run"),
+        "PATH": "/usr/bin:/bin",
+        "SECRET": "hush",
+    }
     (place / "home/secret").write_text("at home")
     os.chown(place / "home/secret", _NOBODY, _NOBODY)
     yield lambda code: _run([*_SETPRIV, python], source, code, environment)
@@ -49,7 +61,10 @@ _SETPRIV = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-grou
 def _works_for_user(python: str) -> bool:
     # It starts itself once more: setpriv's own step may still have rights that let it through a closed folder.
     code = "import subprocess, sys; assert sys.version_info >= (3, 10); subprocess.run([sys.executable, '-V'], check=True)"
-    return subprocess.run([*_SETPRIV, python, "-c", code], check=False, capture_output=True, cwd="/").returncode == 0
+    return (
+        subprocess.run([*_SETPRIV, python, "-c", code], check=False, capture_output=True, cwd="/").returncode
+        == 0
+    )
 
 
 def _run(command: list[str], source: Path, code: str, environment: dict[str, str]) -> str:
@@ -58,7 +73,13 @@ def _run(command: list[str], source: Path, code: str, environment: dict[str, str
         "from sandbox_gym.sandbox import Sandbox, Snapshot\nfrom sandbox_gym import errors\n"
     )
     done = subprocess.run(
-        [*command, "-c", head + code], env=environment, capture_output=True, text=True, timeout=60, cwd="/", check=False
+        [*command, "-c", head + code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd="/",
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
