@@ -51,6 +51,7 @@ class Maker:
         order = Order(
             self._userns_fd,
             parts.netns_fd,
+            parts.group.join_fds,
             root,
             attached,
             parts.theirs.fileno(),
@@ -76,12 +77,11 @@ class Maker:
         node, parts, root = self._assemble(source.family, source, name)
         attached = attach(source.family)
         targets = [target for _, target in attached]
-        meta = wire.encode({"attach": targets})[0] if targets else b""
-        fds = [parts.theirs.fileno(), root, parts.netns_fd, parts.go_fd, *(fd for fd, _ in attached)]
+        meta, _ = wire.encode({"joins": len(parts.group.join_fds), "attach": targets})
+        joins = parts.group.join_fds
+        fds = [parts.theirs.fileno(), root, parts.netns_fd, *joins, *(fd for fd, _ in attached)]
         try:
             wire.send(source.control, Op.CLONE, 0, 0, meta, fds=fds)
-            if parts.houses_origin:
-                node.go()
         except OSError as error:
             self.discard(node)
             raise CopyFailed(f"the origin's process is gone ({error.strerror})") from None
@@ -97,17 +97,13 @@ class Maker:
         self.forget(None)
         parts, root = self._mount(hot.family, hot)
         self._prepared = hot, parts, root
-        # Moving a process between groups can take 20 ms (an RCU grace period): so the origin moves in ahead of the copy.
-        hot.move_to(parts.group)
-        parts.houses_origin = True
         return True
 
     def forget(self, source: Node | None) -> None:
         """Gives up what was prepared for a snapshot that is gone (None: for any)."""
         if self._prepared is not None and source in (None, self._prepared[0]):
-            origin, parts, root = self._prepared
+            _, parts, root = self._prepared
             self._prepared = None
-            origin.move_out_of(parts.group)
             os.close(root)
             parts.discard()
         if source is self._hot:
@@ -122,7 +118,7 @@ class Maker:
         below = source.layers if source is not None else ()
         inode = os.fstat(parts.theirs.fileno()).st_ino
         depth = source.depth + 1 if source is not None else 0
-        node = Node("", name or "", family, source, parts.layer, below, parts.group, parts.control, inode, depth, parts.go_fd)
+        node = Node("", name or "", family, source, parts.layer, below, parts.group, parts.control, inode, depth)
         if source is not None:
             source.children.add(node)
         return node, parts, root
@@ -187,6 +183,7 @@ def read_refusal(source: Node) -> str:
 def _close(parts: Parts, root: int, attached: list[tuple[int, str]]) -> None:
     """What the guest has now, or will never have."""
     parts.theirs.close()
+    parts.group.close_join()
     os.close(parts.netns_fd)
     os.close(root)
     for fd, _ in attached:

@@ -28,14 +28,11 @@ class Parts:
     control: socket.socket  # the host's end
     theirs: socket.socket  # the guest's end
     netns_fd: int
-    go_fd: int  # an eventfd: a copy waits on it until its limits stand
-    houses_origin: bool = False  # its origin waits in the group already, so the copy is born under its limits
 
     def discard(self) -> None:
         self.control.close()
         self.theirs.close()
         os.close(self.netns_fd)
-        os.close(self.go_fd)
         self.group.remove()
         self.layer.drop()
 
@@ -90,7 +87,7 @@ class Spares:
             raise
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        return Parts(layer, group, control, theirs, netns, os.eventfd(0))
+        return Parts(layer, group, control, theirs, netns)
 
 
 class NetnsFactory:

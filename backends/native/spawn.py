@@ -36,6 +36,7 @@ class Order:
 
     userns_fd: int
     netns_fd: int
+    join_fds: Sequence[int]  # of the control group's folders
     root_fd: int
     attached: Sequence[tuple[int, str]]
     control_fd: int
@@ -74,6 +75,8 @@ def spawn(order: Order) -> None:
 
 def _enter(order: Order) -> NoReturn:
     try:
+        for fd in order.join_fds:
+            os.write(fd, b"0")
         syscalls.setns(order.userns_fd, syscalls.CLONE_NEWUSER)
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)

@@ -152,8 +152,7 @@ class Supervisor:
 
     def _do_snapshot(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         node = self._living(request["id"])
-        members = [pid for pid in node.group.members() if node.parent is None or pid != node.parent.pid]
-        refusal = planner.refusal(node.pid, node.control_inode, members)
+        refusal = planner.refusal(node.pid, node.control_inode, node.group.members())
         if refusal is not None:
             raise SnapshotError(
                 f"sandbox {node.name}: the fork engine can't capture this state: {refusal}. "
@@ -320,11 +319,9 @@ class Supervisor:
             self.watch(node.pidfd, lambda events: self._exited(node))
         else:
             self._maker.discard(node)
-        if failure is None and source is None:
-            node.limit()
         expected.done(expected, failure)
-        if failure is None and source is not None:
-            node.limit()  # after the reply: the client wakes up meanwhile, and the copy waits for it
+        if failure is None and not node.is_confined():  # after the reply: the client wakes up meanwhile
+            node.kill("its process was not in its control group")
         if failure is not None and source is not None:
             self._drop_unneeded(source)
 
@@ -367,8 +364,6 @@ class Supervisor:
         """Takes apart what the dead have left; what is still in use is tried again soon."""
         left = []
         for node in self._dying:
-            if node.parent is not None:
-                node.parent.move_out_of(node.group)
             if not node.group.remove() or node.children:
                 left.append(node)
                 continue

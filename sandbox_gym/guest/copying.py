@@ -60,11 +60,14 @@ class Copier:
 
     def _calls(self, connection_fd: int, frame: Frame) -> Batch:
         """The clone, and all that the copy does before it runs a line of Python."""
-        control, root, netns, go, *attached = frame.fds
-        targets = wire.decode(frame.meta, frame.data)["attach"] if attached else []
+        control, root, netns, *others = frame.fds
+        value = wire.decode(frame.meta, frame.data)
+        joins, attached, targets = others[: value["joins"]], others[value["joins"] :], value["attach"]
         batch = Batch()
         batch.add(syscalls.NR_CLONE, syscalls.CLONE_SANDBOX | signal.SIGCHLD)
-        # Announced first: the supervisor and the client do their part while this process moves in.
+        for fd in joins:  # the control group: first of all, so that nothing a copy does goes uncounted
+            batch.add(syscalls.NR_WRITE, fd, b"0", 1)
+        # Announced early: the supervisor and the client do their part while this process moves in.
         batch.add(syscalls.NR_WRITE, control, _READY, len(_READY))
         batch.add(syscalls.NR_RT_SIGACTION, signal.SIGCHLD, ctypes.addressof(self._on_child), 0, _SIGSET_BYTES)
         batch.add(syscalls.NR_SETNS, netns, syscalls.CLONE_NEWNET)
@@ -76,7 +79,6 @@ class Copier:
         batch.add(syscalls.NR_PIVOT_ROOT, b".", b".")
         batch.add(syscalls.NR_UMOUNT2, b".", MNT_DETACH)
         batch.add(syscalls.NR_CHDIR, os.fsencode(self._cwd))
-        batch.add(syscalls.NR_READ, go, bytes(8), 8)  # until the supervisor has put the limits on
         batch.add(syscalls.NR_DUP3, control, connection_fd, os.O_CLOEXEC)  # the connection goes on under its old number
         for fd in frame.fds:
             batch.add(syscalls.NR_CLOSE, fd)
