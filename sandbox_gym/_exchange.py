@@ -177,8 +177,7 @@ class RawExchange:
         side = self._sides[self._side]
         first, second = _STEP | self._seq << 16, STEP_RESULT.size + self._nbytes
         if len(lanes) < self._n:
-            idle = np.ones(self._n, np.bool_)
-            idle[lanes] = False
+            idle = sorted(set(range(self._n)).difference(lanes))
             self._words[idle] = first, second, 0, 0
             side[idle] = self._sides[last][idle]
         deadline = time.monotonic() + self._timeout
@@ -222,50 +221,64 @@ class RawExchange:
         return odd, failures
 
     def _read(self, lane: int, count: int, deadline: float) -> dict[str, Any]:
-        """The info of a reply that is not of the usual length, of which `count` bytes have come."""
-        head, row, tail = self._targets[self._side][lane]
-        channel = self._channels[lane]
-        if count == 0 or channel is None:
+        """The info of a reply that has not come in one piece of the usual length, but with `count` bytes so far."""
+        if count == 0 or self._channels[lane] is None:
             raise SandboxDied(f"{self._name(lane)} is gone")
-        block = bytearray(b"".join((head, row, tail))[:count])
-        self._fill(channel.sock, block, HEADER.size, lane, deadline)
-        op, status, seq, meta_length, data_length = HEADER.unpack_from(block)
+        while count < HEADER.size:
+            count += self._more(lane, count, deadline)
+        op, status, seq, meta_length, data_length = HEADER.unpack_from(self._heads[lane])
         end = HEADER.size + data_length + meta_length
-        if meta_length > wire.MAX_META or data_length > wire.MAX_DATA or len(block) > end:
+        if meta_length > wire.MAX_META or data_length > wire.MAX_DATA or count > end:
             raise ProtocolError(f"{self._name(lane)}: a frame of {meta_length} + {data_length} bytes")
         if op != _STEP or seq != self._seq:
             raise ProtocolError(f"{self._name(lane)} answered op {op} seq {seq}, not STEP {self._seq}")
-        self._fill(channel.sock, block, end, lane, deadline)
-        data, meta = memoryview(block)[HEADER.size : end - meta_length], bytes(block[end - meta_length :])
+        while count < min(end, self._usual + _TAIL):
+            count += self._more(lane, count, deadline)
+        rest = bytearray(self._tails[lane, : max(0, end - self._usual)])
+        while count < end:
+            rest += self._receive_or_raise(
+                lane, lambda sock, most=min(end - count, 1 << 20): sock.recv(most), deadline
+            )
+            count = self._usual + len(rest)
         try:
             if status != Status.OK:
-                info = wire.decode(meta, data)
+                head, row, _ = self._targets[self._side][lane]
+                body = memoryview(b"".join((head, row, rest)))[HEADER.size : end]
+                info = wire.decode(bytes(body[data_length:]), body[:data_length])
                 raise GuestError(info if isinstance(info, dict) else {})
-            if data_length < STEP_RESULT.size + self._nbytes:
+            beyond = data_length - STEP_RESULT.size - self._nbytes  # bytes of data that belong to the info
+            if beyond < 0:
                 raise WireError("a step's reply that is too short")
-            info = wire.decode(meta, data[STEP_RESULT.size + self._nbytes :])
+            info = wire.decode(bytes(rest[beyond:]), memoryview(rest)[:beyond])
             if not isinstance(info, (dict, type(None))):
                 raise WireError(f"an info that is no dict but {type(info).__name__}")
         except WireError as error:
             raise ProtocolError(f"{self._name(lane)}: {error}") from None
-        head[:] = block[:_HEAD]
-        row[:] = block[_HEAD : self._usual]
         return info or {}
 
-    def _fill(self, sock: socket.socket, block: bytearray, size: int, lane: int, deadline: float) -> None:
-        """Receives until the block has `size` bytes. A guest that dribbles restarts the kernel's clock, not ours."""
-        while len(block) < size:
-            try:
-                more = sock.recv(min(size - len(block), 1 << 20))
-            except BlockingIOError:
-                raise self._timed_out(lane) from None
-            except OSError as error:
-                raise SandboxDied(f"{self._name(lane)} is gone ({error.strerror})") from None
-            if not more:
-                raise SandboxDied(f"{self._name(lane)} is gone")
-            block += more
-            if len(block) < size and time.monotonic() > deadline:
-                raise self._timed_out(lane)
+    def _more(self, lane: int, count: int, deadline: float) -> int:
+        """Receives into a lane's head, row and tail from their byte `count` on."""
+        views: list[memoryview] = []
+        for view in self._targets[self._side][lane]:
+            if count < len(view):
+                views.append(view[count:])
+            count = max(0, count - len(view))
+        return int(self._receive_or_raise(lane, lambda sock: sock.recvmsg_into(views)[0], deadline))
+
+    def _receive_or_raise(self, lane: int, receive: Callable[[socket.socket], Any], deadline: float) -> Any:
+        channel = self._channels[lane]
+        assert channel is not None
+        try:
+            got = receive(channel.sock)
+        except BlockingIOError:
+            raise self._timed_out(lane) from None
+        except OSError as error:
+            raise SandboxDied(f"{self._name(lane)} is gone ({error.strerror})") from None
+        if not got:
+            raise SandboxDied(f"{self._name(lane)} is gone")
+        if time.monotonic() > deadline:  # one that dribbles restarts the kernel's clock, not ours
+            raise self._timed_out(lane)
+        return got
 
     def _timed_out(self, lane: int) -> SandboxTimeout:
         return SandboxTimeout(f"{self._name(lane)} did not answer a step within {self._timeout} s")

@@ -25,9 +25,10 @@ def check_vector_env(
     same_spaces: bool = True,
 ) -> int:
     """Drives `make(mode)` and a SyncVectorEnv of `make_single` side by side, in every autoreset mode: observations,
-    rewards, flags and infos must be the same, to the dtype, masks and `final_obs` included.
+    rewards, flags and infos must be the same, to the dtype, masks and `final_obs` included; the spaces too, unless
+    `same_spaces` is False.
 
-    The spaces too, unless `same_spaces` is False. Actions are sampled from the action space, or come from `policy(observations)`. Resets by an int, a list, a mask,
+    Actions are sampled from the action space, or come from `policy(observations)`. Resets by an int, a list, a mask,
     and without a seed are among the steps. Returns how many episodes ended; raises AssertionError, with the first
     difference.
     """

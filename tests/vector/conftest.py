@@ -19,7 +19,7 @@ def lanes() -> Iterator[Callable[..., SandboxVectorEnv]]:
     made: list[Any] = []
 
     def make(n: int, name: str, **kwargs: Any) -> SandboxVectorEnv:
-        what = {"entry_point": f"{TOYS}:{name}"} if name.isalpha() else {"env_id": name}
+        what: dict[str, Any] = {"entry_point": f"{TOYS}:{name}"} if name.isalpha() else {"env_id": name}
         env: Any = gymnasium.make_vec("Sandbox-v0", num_envs=n, **what, **kwargs)
         made.append(env)
         assert isinstance(env, SandboxVectorEnv)

@@ -71,7 +71,7 @@ def test_snapshots_are_gone_back_to(lanes: Lanes) -> None:
     snapshots = env.snapshot()
     assert all(isinstance(snapshot, Snapshot) for snapshot in snapshots)
     later = play(env, 60, start=2)
-    observations, _ = env.restore(snapshots)
+    env.restore(snapshots)
     assert play(env, 60, start=2) == later
     env.restore([None, snapshots[1], None])
     chosen = env.snapshot(np.array([False, True, False]))

@@ -28,6 +28,11 @@ def actions(n: int, lane: int, action: int) -> Any:
     return batch
 
 
+def play(env: Any, batch: Any, steps: int) -> None:
+    for _ in range(steps):
+        env.step(batch)
+
+
 WAYS = {
     "raise": (toys.RAISE, "RuntimeError: told to raise"),
     "hang": (toys.HANG, "SandboxTimeout.*did not answer"),
@@ -119,7 +124,7 @@ def kill(env: Any, lane: int) -> None:
     """SIGKILL to a lane's guest, by the number that the host has for it."""
     from tests.conftest import descendants
 
-    inner = pid_of(env._lanes[lane].box)
+    inner = pid_of(env._lanes._lanes[lane].box)
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
             numbers = next(line.split()[1:] for line in status if line.startswith("NSpid"))
@@ -146,9 +151,8 @@ def test_one_that_fails_at_every_step_raises(lanes: Lanes) -> None:
     env = lanes(2, "Trouble")
     env.reset(seed=0)
     bad = actions(2, 1, toys.RAISE)
-    with pytest.raises(SandboxError, match="lane 1 failed at 3 steps in a row.*told to raise"):
-        for _ in range(6):
-            env.step(bad)
+    with pytest.raises(SandboxError, match=r"lane 1 failed at 3 steps in a row.*told to raise"):
+        play(env, bad, 6)
     assert env.reset(seed=0)[0][:, 0].tolist() == [0, 0]
     for _ in range(5):  # failures with good steps between them are accidents
         env.step(bad)
@@ -168,12 +172,11 @@ def test_what_a_reset_raises(lanes: Lanes) -> None:
 def test_after_the_supervisor_s_end_a_reset_starts_another(lanes: Lanes) -> None:
     env = lanes(2, "Trouble")
     first, _ = env.reset(seed=0)
-    backend: Any = env._warm.snapshot._backend
+    backend: Any = env._lanes._warm.snapshot._backend
     os.kill(backend._process.pid, signal.SIGKILL)
     backend._process.wait()
     with pytest.raises(SandboxDied, match="reset"):
-        for _ in range(50):
-            env.step(np.zeros(2, np.int64))
+        play(env, np.zeros(2, np.int64), 50)
     again, _ = env.reset(seed=0)
     assert np.array_equal(again, first)
     assert env.step(np.zeros(2, np.int64))[1].tolist() == [1.0, 1.0]

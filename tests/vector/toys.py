@@ -85,6 +85,8 @@ class Shapes(gymnasium.Env[Any, Any]):
         return self._draw(), {"began": True, "options": sorted(options or ())}
 
     def _draw(self) -> Any:
+        if isinstance(self.observation_space, spaces.Box) and self.observation_space.dtype == np.uint8:
+            return self.np_random.integers(0, 256, self.observation_space.shape, np.uint8)  # sampling is slow
         self.observation_space.seed(int(self.np_random.integers(2**31)))
         return self.observation_space.sample()
 

@@ -1,0 +1,148 @@
+"""Vector environments of sandboxes against AsyncVectorEnv, whose lanes are bare processes, in alternating rounds.
+
+    python -m benchmarks.vector [--quick] [--json FILE]
+
+Steps per second of CartPole, where all that counts is what a step costs beside the environment. With fresh="reuse" a
+lane resets as AsyncVectorEnv's do, by the environment's own reset; with fresh="snapshot", the default, each episode
+starts in a new copy of the sandbox, whose price is the more visible the shorter episodes are: 22 steps of random play,
+or up to 500 with a policy that balances the pole.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+import sandbox_gym  # noqa: F401  # registers Sandbox-v0
+from benchmarks._report import Row, main, progress
+from sandbox_gym._spares import forget
+
+_ENV = "CartPole-v1"
+_BARS = {8: 2.0, 32: 3.5}
+
+
+def bare(n: int) -> Any:
+    return AsyncVectorEnv([lambda: gymnasium.make(_ENV)] * n, context="fork")
+
+
+def sandboxed(n: int, **kwargs: Any) -> Any:
+    return gymnasium.make_vec("Sandbox-v0", num_envs=n, env_id=_ENV, **kwargs)
+
+
+def random_play(rng: np.random.Generator, n: int) -> Callable[[Any], Any]:
+    batches = list(rng.integers(0, 2, (512, n)))
+    return lambda observations: batches[int(rng.integers(512))]
+
+
+def balance(rng: np.random.Generator, n: int) -> Callable[[Any], Any]:
+    weights = np.array([0.0, 0.1, 1.0, 0.5], np.float32)
+    return lambda observations: (observations @ weights > 0).astype(np.int64)
+
+
+def steps_per_second(env: Any, policy: Callable[[Any], Any], seconds: float, seed: int) -> float:
+    observations, _ = env.reset(seed=seed)
+    for _ in range(3):
+        observations = env.step(policy(observations))[0]
+    start, steps = time.perf_counter(), 0
+    while time.perf_counter() < start + seconds:
+        observations = env.step(policy(observations))[0]
+        steps += env.num_envs
+    return steps / (time.perf_counter() - start)
+
+
+def stepping(n: int, play: Callable[..., Any], rounds: int, seconds: float) -> dict[str, float]:
+    """Medians of steps per second, by kind of lanes."""
+    envs = {
+        "async": bare(n),
+        "reuse": sandboxed(n, fresh="reuse"),
+        "snapshot": sandboxed(n, fresh="snapshot"),
+    }
+    try:
+        rates: dict[str, list[float]] = {kind: [] for kind in envs}
+        for turn in range(rounds):
+            for kind, env in envs.items():
+                policy = play(np.random.default_rng(turn), n)
+                rates[kind].append(steps_per_second(env, policy, seconds, turn))
+        return {kind: statistics.median(found) for kind, found in rates.items()}
+    finally:
+        for env in envs.values():
+            env.close()
+
+
+def creation(n: int, rounds: int) -> list[Row]:
+    """Seconds until a vector environment stands: AsyncVectorEnv's workers are asked once, since it does not wait for
+    them.
+    """
+    times: dict[str, list[float]] = {"async": [], "cold": [], "warm": []}
+    for _ in range(rounds):
+        forget()
+        for kind, taken in times.items():
+            start = time.perf_counter()
+            env = bare(n) if kind == "async" else sandboxed(n)
+            if kind == "async":
+                env.call("spec")
+            taken.append(time.perf_counter() - start)
+            env.close()
+    reference = statistics.median(times["async"])
+    return [
+        Row(f"create {n} lanes", statistics.median(times["warm"]), "s", "AsyncVectorEnv", reference, bar=1.0),
+        Row(
+            f"create {n} lanes, first of its kind",
+            statistics.median(times["cold"]),
+            "s",
+            "AsyncVectorEnv",
+            reference,
+        ),
+    ]
+
+
+def resets(n: int, seconds: float) -> float:
+    """Episodes begun per second, each in a new copy of the sandbox, by resets of all lanes."""
+    env = sandboxed(n, autoreset_mode=AutoresetMode.DISABLED, spares=n)
+    try:
+        env.reset(seed=0)
+        start, done = time.perf_counter(), 0
+        while time.perf_counter() < start + seconds:
+            env.reset()
+            done += n
+        return done / (time.perf_counter() - start)
+    finally:
+        env.close()
+
+
+def run(quick: bool) -> list[Row]:
+    rounds, seconds = (5, 0.5) if quick else (15, 1.0)
+    progress("creation")
+    rows = creation(32, 3 if quick else 9)
+    for n, bar in _BARS.items():
+        progress(f"random play, {n} lanes")
+        rates = stepping(n, random_play, rounds, seconds)
+        rows.append(
+            Row(
+                f"steps/s, {n} lanes",
+                rates["reuse"],
+                "1/s",
+                "AsyncVectorEnv",
+                rates["async"],
+                bar,
+                more_is_better=True,
+            )
+        )
+        name = f"the same, a fresh sandbox each 22 steps, {n} lanes"
+        rows.append(Row(name, rates["snapshot"], "1/s", "AsyncVectorEnv", rates["async"]))
+        progress(f"balancing, {n} lanes")
+        rates = stepping(n, balance, rounds, seconds)
+        name = f"the same, a fresh sandbox each 500 steps, {n} lanes"
+        rows.append(Row(name, rates["snapshot"], "1/s", "AsyncVectorEnv", rates["async"]))
+    progress("resets")
+    return [*rows, Row("resets to a fresh sandbox, 32 lanes", resets(32, 2.0 if quick else 10.0), "1/s")]
+
+
+if __name__ == "__main__":
+    main(__doc__, run)
