@@ -24,6 +24,7 @@ LAYERS: dict[str, set[str]] = {
     "sandbox": {"_idle", "_records", "_snapshot", "_transfer", "sandbox"},
     "environments": {
         "_exchange",
+        "_lanes",
         "_spares",
         "branching",
         "env",
