@@ -57,6 +57,7 @@ class Channel:
         """Sends only: the reply is fetched by `wait`."""
         self._seq = (self._seq + 1) & 0xFFFF
         self._limit(socket.SO_SNDTIMEO, timeout)
+        self._connection.deadline = time.monotonic() + timeout
         try:
             self._connection.send(op, 0, self._seq, meta, *data)
         except BlockingIOError:

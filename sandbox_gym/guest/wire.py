@@ -26,6 +26,7 @@ STEP_RESULT = struct.Struct("<dBB6x")  # reward, terminated, truncated: before t
 _MAX_FDS = 253  # SCM_MAX_FD: a restore carries one for each mount
 _RIGHTS = socket.CMSG_SPACE(_MAX_FDS * 4)
 _BUFFER = 1 << 16
+_SLICE = 1 << 18
 _ARRAY_KINDS = "biufcSUmM"
 _MAX_EMPTY = 1 << 20  # elements of an array of no bytes, which NumPy gives one byte each
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -82,16 +83,29 @@ def send(
     meta: bytes = b"",
     *data: Any,
     fds: Sequence[int] = (),
+    deadline: float | None = None,
 ) -> None:
-    """One frame out."""
+    """One frame out. Raises BlockingIOError past the `deadline` (monotonic)."""
     length = 0
     for block in data:
         length += block.nbytes if isinstance(block, memoryview) else len(block)
     blocks = [HEADER.pack(op, status, seq, len(meta), length), *data, meta]
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sent = sock.sendmsg(blocks, rights)
-    if sent < HEADER.size + length + len(meta):
-        sock.sendall(memoryview(b"".join(blocks))[sent:])
+    total = HEADER.size + length + len(meta)
+    if total <= _SLICE:
+        sent = sock.sendmsg(blocks, rights)
+        if sent == total:
+            return
+        whole = memoryview(b"".join(blocks))
+    else:
+        whole = memoryview(b"".join(blocks))
+        sent = sock.sendmsg([whole[:_SLICE]], rights)
+    while (
+        sent < total
+    ):  # in slices: the kernel's time-out starts anew with each piece that a slow reader takes
+        if deadline is not None and time.monotonic() > deadline:
+            raise BlockingIOError
+        sent += sock.send(whole[sent : sent + _SLICE])
 
 
 Quick = Callable[[bytearray, int], bytes | None]
@@ -114,7 +128,7 @@ class Connection:
         self._buffer = bytearray(_BUFFER if takes_fds else 1 << 12)
 
     def send(self, op: int, status: int = 0, seq: int = 0, meta: bytes = b"", *data: Any) -> None:
-        send(self.sock, op, status, seq, meta, *data)
+        send(self.sock, op, status, seq, meta, *data, deadline=self.deadline)
 
     def receive(self) -> Frame:
         """The next frame. Raises EOFError when the other side is gone, WireError when it misbehaves."""

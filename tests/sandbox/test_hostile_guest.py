@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from sandbox_gym.errors import ProtocolError, SandboxDied, SandboxError, SandboxTimeout
+from sandbox_gym.guest.wire import Op
 from sandbox_gym.sandbox import Sandbox
 
 # Finds the agent's socket, as any code in the guest can.
@@ -142,6 +143,20 @@ def test_a_copy_that_pretends_to_be_another(boxes: Callable[[int], list[Sandbox]
         assert other.run_code("1").ok and copy.run_code("1").ok
     with Sandbox.create() as fresh:
         assert fresh.run_code("1").ok
+
+
+def test_a_guest_that_reads_a_large_request_ever_so_slowly(box: Sandbox) -> None:
+    code = (
+        "def slowly(*_):\n    while True: sock.recv(16384); time.sleep(0.1)\nagent.connection.serve = slowly"
+    )
+    box.run_code(_HEAD + code + "\nagent.connection.receive = slowly")
+    started = time.monotonic()
+    with pytest.raises(SandboxTimeout, match=box.name):
+        box._call(
+            Op.WRITE, {"path": "x", "data": bytes(32 << 20), "append": False, "mode": None}, timeout=1.0
+        )
+    assert time.monotonic() - started < 8
+    assert box.status == "dead"
 
 
 def test_many_attackers_at_once_and_a_bystander(boxes: Callable[[int], list[Sandbox]]) -> None:
