@@ -11,7 +11,7 @@ import errno
 import platform
 import struct
 
-from sandbox_gym.guest.syscalls import CLONE_NEWUSER
+from sandbox_gym.guest.syscalls import CLONE_NEWUSER, MS_NODEV, MS_NOEXEC, MS_NOSUID
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -25,6 +25,15 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "clock_settime": (227, 112),
     "delete_module": (176, 106),
     "fanotify_init": (300, 262),
+    # With mount below: no mount of the host's that is shown here may ever lose its read-only flag. The guest's own
+    # process keeps CAP_SYS_ADMIN, since a copy mounts; the kernel locks such flags only across user namespaces.
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
     "finit_module": (313, 273),
     "init_module": (175, 105),
     "io_uring_enter": (426, 426),
@@ -56,12 +65,13 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
 }
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _UNSHARE = {"x86_64": 272, "aarch64": 97}
+_MOUNT = {"x86_64": 165, "aarch64": 40}
 _CLONE3 = 435
 _X32_BIT = 0x40000000
 
 _LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_NR, _ARCH, _ARG0 = 0, 4, 16  # offsets in struct seccomp_data
+_NR, _ARCH, _ARG0, _ARG3 = 0, 4, 16, 40  # offsets in struct seccomp_data
 
 
 def program() -> bytes:
@@ -83,7 +93,10 @@ def program() -> bytes:
         number = numbers[column]
         if number is not None:
             code += [_op(_JEQ, number, 0, 1), _op(_RETURN, eperm)]
-    for call in (_CLONE, _UNSHARE):  # no user namespace of the guest's own: it would come with fresh capabilities
+    for call in (
+        _CLONE,
+        _UNSHARE,
+    ):  # no user namespace of the guest's own: it would come with fresh capabilities
         code += [
             _op(_JEQ, call[machine], 0, 3),
             _op(_LOAD, _ARG0),
@@ -91,7 +104,14 @@ def program() -> bytes:
             _op(_RETURN, eperm),
             _op(_LOAD, _NR),
         ]
-    code.append(_op(_RETURN, _ALLOW))
+    code += [  # a new mount as a copy makes its /proc, and no other: flags of no remount, bind, move or propagation
+        _op(_JEQ, _MOUNT[machine], 0, 4),
+        _op(_LOAD, _ARG3),
+        _op(_JEQ, MS_NOSUID | MS_NODEV | MS_NOEXEC, 1, 0),
+        _op(_RETURN, eperm),
+        _op(_LOAD, _NR),
+        _op(_RETURN, _ALLOW),
+    ]
     return b"".join(code)
 
 

@@ -226,6 +226,38 @@ def test_mounts_of_the_caller_are_read_only(tmp_path: Path) -> None:
         Sandbox.create(mounts=[(tmp_path, "../x")])
 
 
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86_64")
+def test_the_guest_s_own_process_can_t_make_them_writable(tmp_path: Path) -> None:
+    """It has CAP_SYS_ADMIN in its user namespace, as a copy needs it; the mounts are its namespace's own."""
+    (tmp_path / "data").write_text("given")
+    attack = f"""
+import ctypes, os, struct
+libc = ctypes.CDLL(None, use_errno=True)
+place = {str(tmp_path)!r}.encode()
+for flags in (32 | 4096, 32, 4096, 4096 | 16384, 8192, 1 << 18, 32 | 4096 | 14, 0):
+    assert libc.mount(b"/", place, None, flags, None) == -1, flags
+    assert libc.mount(place, b"/mnt", None, flags, None) == -1, flags
+clear = struct.pack("QQQQ", 0, 1, 0, 0)
+fd = os.open(place, os.O_PATH)
+assert libc.syscall(442, -100, place, 0, clear, 32) == libc.syscall(442, fd, b"", 0x1000, clear, 32) == -1
+assert libc.syscall(428, -100, place, 1) == libc.syscall(428, fd, b"", 0x1001) == -1
+assert libc.syscall(433, -100, place, 0) == libc.syscall(430, b"tmpfs", 0) == libc.syscall(467, -100, place, 1, 0, 0) == -1
+libc.unshare(0x20000)
+assert libc.mount(None, place, None, 32 | 4096, None) == -1
+try:
+    open(place + b"/data", "w").write("hacked")
+except OSError as error:
+    print(error.errno)
+"""
+    with Sandbox.create(mounts=[str(tmp_path)]) as box:
+        (copy,) = box.fork(1)
+        with copy:
+            for sandbox in (box, copy):
+                result = sandbox.run_code(attack)
+                assert result.error is None and result.stdout == "30\n", result
+    assert (tmp_path / "data").read_text() == "given"
+
+
 def test_copies_have_all_of_many_mounts(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     with Sandbox.create(mounts=[(tmp_path, f"/mnt/{i}") for i in range(100)]) as box:
