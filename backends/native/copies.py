@@ -118,7 +118,7 @@ class Maker:
         below = source.layers if source is not None else ()
         inode = os.fstat(parts.theirs.fileno()).st_ino
         depth = source.depth + 1 if source is not None else 0
-        node = Node("", name or "", family, source, parts.layer, below, parts.group, parts.control, inode, depth)
+        node = Node("", name or "", family, source, parts.layer, below, parts.group, parts.control, inode, parts.disk_fd, depth)
         if source is not None:
             source.children.add(node)
         return node, parts, root
@@ -127,7 +127,8 @@ class Maker:
         parts = self._spares.take(family.spec.limits, source.disk_bytes() if source is not None else 0)
         below = source.layers if source is not None else ()
         try:
-            root = overlay.mount(parts.layer.upper, parts.layer.work, [b.lower for b in below], family.base)
+            lowers = [layer.lower for layer in below if layer.lower is not None]
+            root, parts.disk_fd = overlay.mount(parts.layer.upper, parts.layer.work, lowers, family.base)
         except OSError:
             parts.discard()
             raise

@@ -21,6 +21,8 @@ from sandbox_gym.api import Limits
 from sandbox_gym.errors import BackendUnavailable
 from sandbox_gym.guest import syscalls
 
+from .overlay import SUBDIR
+
 _BTRFS = 0x94
 
 
@@ -45,20 +47,21 @@ class Layer:
         self.folder = folder
         self.fd = fd  # of the mount that it is, where it is one of its own
         self.upper, self.work = f"{folder}/u", f"{folder}/w"
-        self.lower = self.upper
+        self.lower: str | None = None  # once frozen, what to stack above; None where nothing was ever written
         self._drop = drop
         for path in (self.upper, self.work):
             os.mkdir(path)
             os.chown(path, owner, owner)
 
-    def freeze(self, subdir: str) -> None:
-        """From now on `lower` is the path to stack above. The content moves to a folder that no mount has as its upper:
-        overlayfs logs a kernel warning for each mount that stacks on another's upper folder.
+    def freeze(self) -> None:
+        """Puts what was written in `lower`: a folder that no mount has as its upper one, since overlayfs logs a kernel
+        warning for each mount that stacks on another's upper folder. Again after a thaw, when more was written.
         """
-        if self.lower == self.upper and subdir and os.path.isdir(f"{self.upper}/{subdir}"):
+        content = f"{self.upper}/{SUBDIR}"
+        if self.lower is None and os.path.isdir(content):
             self.lower = f"{self.folder}/f"
             os.mkdir(self.lower)
-            os.rename(f"{self.upper}/{subdir}", f"{self.lower}/{subdir}")
+            os.rename(content, f"{self.lower}/{SUBDIR}")
 
     def drop(self) -> None:
         self._drop()

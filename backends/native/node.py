@@ -19,7 +19,7 @@ from sandbox_gym.api import SandboxSpec
 from .cgroups import Group
 from .disk import Layer, used_bytes
 from .overlay import Base
-from .rootfs import SUBDIR, Rootfs
+from .rootfs import Rootfs
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Node:
     group: Group
     control: socket.socket  # the host's end; the client has a duplicate of a live sandbox's
     control_inode: int  # of the guest's end, to know it among the guest's descriptors
+    disk_fd: int  # of the whole overlay mount
     depth: int
     pid: int = 0
     pidfd: int = -1
@@ -56,7 +57,8 @@ class Node:
     origin: str | None = None  # the snapshot that this sandbox came from
     reason: str = ""  # why it was killed, when it was
     on_exit: list[Callable[[], object]] = field(default_factory=list)
-    _used: int | None = None
+    _disk_frozen: bool = False
+    _used: int = 0  # bytes, in its own layer
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -64,14 +66,20 @@ class Node:
         return (self.layer, *self.below)
 
     def freeze_disk(self) -> None:
-        self.layer.freeze(SUBDIR)
-        if self._used is None:
-            self._used = used_bytes(self.layer.lower)
+        """Before the first copy; what was written since a thaw is taken in then."""
+        if not self._disk_frozen:
+            self._disk_frozen = True
+            self.layer.freeze()
+            self._used = used_bytes(self.layer.lower) if self.layer.lower is not None else 0
+
+    def thaw_disk(self) -> None:
+        """The sandbox goes on: no copy came to be."""
+        self._disk_frozen = False
 
     def disk_bytes(self) -> int:
         """What the frozen layers of this node and of those below it hold."""
         below = self.parent.disk_bytes() if self.parent is not None else 0
-        return below + (self._used or 0)
+        return below + self._used
 
     def arrived(self, pid: int) -> None:
         """The process is there: it gets a descriptor that outlives its number."""
@@ -88,9 +96,10 @@ class Node:
     def close(self) -> None:
         """Gives up its descriptors. Idempotent."""
         self.control.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+        for fd in (self.pidfd, self.disk_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.pidfd = self.disk_fd = -1
 
     def kill(self, reason: str) -> None:
         self.reason = self.reason or reason

@@ -9,20 +9,24 @@ from dataclasses import dataclass
 from sandbox_gym.guest import syscalls
 
 
+SUBDIR = ".root"  # the folder of every overlay that is the sandbox's /: see `rootfs`
+
+
 @dataclass(frozen=True)
 class Base:
-    """What lies under all of a sandbox's own layers. `lowers`: paths, topmost first. `subdir`: the folder of the overlay
-    that is the sandbox's /, "" for the whole. `attached`: mounts that go on top, as (descriptor, target).
+    """What lies under all of a sandbox's own layers. `lowers`: paths, topmost first. `attached`: mounts that go on top, as
+    (descriptor, target).
     """
 
     lowers: tuple[str, ...]
-    subdir: str
     attached: tuple[tuple[int, str], ...]
     privileged: bool
 
 
-def mount(upper: str, work: str, layers: Sequence[str], base: Base) -> int:
-    """A detached mount, as a descriptor: `upper` over the frozen `layers` (newest first) over `base`."""
+def mount(upper: str, work: str, layers: Sequence[str], base: Base) -> tuple[int, int]:
+    """`upper` over the frozen `layers` (newest first) over `base`: the detached mount of the sandbox's /, and the one of the
+    whole, which is to be closed with the sandbox: closing it waits for an RCU grace period.
+    """
     context = syscalls.fsopen("overlay")
     try:
         for lower in (*layers, *base.lowers):
@@ -38,9 +42,8 @@ def mount(upper: str, work: str, layers: Sequence[str], base: Base) -> int:
         whole = syscalls.fsmount(context)
     finally:
         os.close(context)
-    if not base.subdir:
-        return whole
     try:
-        return syscalls.open_tree(base.subdir, dfd=whole)
-    finally:
+        return syscalls.open_tree(SUBDIR, dfd=whole), whole
+    except OSError:
         os.close(whole)
+        raise

@@ -163,13 +163,12 @@ def _nesting(privileged: bool) -> Check:
 
 def _overlay(privileged: bool) -> Check:
     def write_above(place: Path) -> None:
-        (place / "below/folder").mkdir(parents=True)
-        (place / "below/folder/file").write_text("below")
-        root = _mount(place, (str(place / "below"),), "", privileged)
+        below = place / "below" / overlay.SUBDIR / "folder"
+        below.mkdir(parents=True)
+        (below / "file").write_text("below")
+        root = _mount(place, (str(place / "below"),), privileged)
         Path(f"{root}/folder/file").write_text("above")
-        _expect(
-            (place / "below/folder/file").read_text() == "below", "a write went through to the layer below"
-        )
+        _expect((below / "file").read_text() == "below", "a write went through to the layer below")
 
     attempt = functools.partial(_attempt_in_scratch, write_above, privileged=privileged)
     return _check("overlayfs", attempt, "each sandbox's disk is a copy-on-write layer", _overlay_remedy)
@@ -183,9 +182,10 @@ def _redirects() -> Check:
     def look_through(place: Path) -> None:
         (place / "below/hidden").mkdir(parents=True)
         (place / "below/hidden/file").write_text("seen")
-        (place / "skeleton/root/shown").mkdir(parents=True)
-        os.setxattr(place / "skeleton/root/shown", "trusted.overlay.redirect", b"/hidden")
-        root = _mount(place, (str(place / "skeleton"), str(place / "below")), "root", True)
+        shown = place / "skeleton" / overlay.SUBDIR / "shown"
+        shown.mkdir(parents=True)
+        os.setxattr(shown, "trusted.overlay.redirect", b"/hidden")
+        root = _mount(place, (str(place / "skeleton"), str(place / "below")), True)
         _expect(Path(f"{root}/shown/file").read_text() == "seen", "a redirect was not followed")
         _expect(os.listdir(root) == ["shown"], "more than the listed folders is visible")
 
@@ -364,11 +364,11 @@ def _attempt_in_scratch(action: Callable[[Path], None], *, privileged: bool) -> 
         _attempt(in_child)
 
 
-def _mount(place: Path, lowers: tuple[str, ...], subdir: str, privileged: bool) -> str:
+def _mount(place: Path, lowers: tuple[str, ...], privileged: bool) -> str:
     for name in ("upper", "work"):
         (place / name).mkdir()
-    base = overlay.Base(lowers, subdir, (), privileged)
-    return f"/proc/self/fd/{overlay.mount(str(place / 'upper'), str(place / 'work'), (), base)}"
+    root, _ = overlay.mount(str(place / "upper"), str(place / "work"), (), overlay.Base(lowers, (), privileged))
+    return f"/proc/self/fd/{root}"
 
 
 def _read(path: str) -> str:

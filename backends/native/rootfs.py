@@ -21,9 +21,8 @@ from sandbox_gym.api import SandboxSpec
 from sandbox_gym.errors import BackendUnavailable
 from sandbox_gym.guest import syscalls
 
-from .overlay import Base
+from .overlay import SUBDIR, Base
 
-SUBDIR = ".root"
 GUEST_FOLDER = "/.sandbox-gym"
 WORKSPACE = "/workspace"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -83,7 +82,7 @@ class Rootfs:
             fd = syscalls.open_tree(source, recursive=not privileged)
             _make_read_only(fd, userns_fd, privileged)
             attached.append((fd, target))
-        return Base(tuple(lowers), SUBDIR, tuple(attached), privileged)
+        return Base(tuple(lowers), tuple(attached), privileged)
 
 
 def _make_read_only(fd: int, userns_fd: int, privileged: bool) -> None:

@@ -28,11 +28,14 @@ class Parts:
     control: socket.socket  # the host's end
     theirs: socket.socket  # the guest's end
     netns_fd: int
+    disk_fd: int = -1  # of the overlay mount, once there is one
 
     def discard(self) -> None:
         self.control.close()
         self.theirs.close()
         os.close(self.netns_fd)
+        if self.disk_fd >= 0:
+            os.close(self.disk_fd)
         self.group.remove()
         self.layer.drop()
 

@@ -164,10 +164,15 @@ class Supervisor:
             reply(self._become_snapshot(node))
             return
         self._check_depth(node)
-        heir = self._maker.copy(node, node.name)
+        try:
+            heir = self._maker.copy(node, node.name)
+        except BaseException:
+            node.thaw_disk()
+            raise
 
         def done(expected: Expected, failure: CopyFailed | None) -> None:
             if failure is not None:
+                node.thaw_disk()
                 reply({"error": "SnapshotError", "message": f"sandbox {node.name}: {failure}"})
                 return
             identity = node.id, node.name, node.origin
