@@ -15,6 +15,7 @@ from .wire import Connection, Frame, Op, Status
 # CAP_ numbers that commands keep (Docker's default set). The agent itself keeps what a copy needs, to mount and to
 # enter namespaces; what it executes is cut to these by the bounding set.
 _KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
+_CAP_SYS_ADMIN = 21
 
 
 class Agent:
@@ -112,7 +113,7 @@ class Agent:
 
 def main() -> NoReturn:
     """`argv`: the control socket's descriptor, then the folders to put on sys.path."""
-    from .syscalls import PR_CAPBSET_DROP, prctl
+    from .syscalls import PR_CAPBSET_DROP, capset, prctl
 
     os.setsid()
     for capability in range(41):
@@ -121,6 +122,7 @@ def main() -> NoReturn:
                 prctl(PR_CAPBSET_DROP, capability)
             except OSError:  # EINVAL: a kernel with fewer capabilities than this list
                 break
+    capset(_KEPT_CAPABILITIES | {_CAP_SYS_ADMIN})
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)  # or every command would hold the control socket
     sys.path[:] = [entry for entry in sys.argv[2:] if entry not in sys.path] + sys.path[1:]

@@ -43,7 +43,15 @@ _NUMBERS = {
     "aarch64": (220, 41, 277, 268, 39, 40, 49, 50, 57, 24, 64, 134),
 }
 # These numbers are the same on every architecture: calls added after 2019 share one table.
-_OPEN_TREE, NR_MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 433, 442
+_OPEN_TREE, NR_MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _FSPICK, _MOUNT_SETATTR = (
+    428,
+    429,
+    430,
+    431,
+    432,
+    433,
+    442,
+)
 
 try:
     (
@@ -97,7 +105,9 @@ def setns(fd: int, nstype: int) -> None:
     _check(libc.setns(fd, nstype), "setns")
 
 
-def mount(source: str | None, target: str, fstype: str | None = None, flags: int = 0, data: str | None = None) -> None:
+def mount(
+    source: str | None, target: str, fstype: str | None = None, flags: int = 0, data: str | None = None
+) -> None:
     encode = [None if text is None else os.fsencode(text) for text in (source, target, fstype, data)]
     _check(libc.mount(encode[0], encode[1], encode[2], flags, encode[3]), f"mount {target}")
 
@@ -112,7 +122,9 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 def open_tree(path: str, *, dfd: int = AT_FDCWD, recursive: bool = False) -> int:
     """A detached copy of the mount at `path` (a bind mount that hangs nowhere), as a descriptor; "" is `dfd` itself."""
-    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH)
+    flags = (
+        OPEN_TREE_CLONE | os.O_CLOEXEC | (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH)
+    )
     return _syscall(f"open_tree {path}", _OPEN_TREE, dfd, os.fsencode(path), flags)
 
 
@@ -132,7 +144,9 @@ def fsopen(fstype: str) -> int:
 
 
 def fsconfig_string(fd: int, key: str, value: str) -> None:
-    _syscall(f"fsconfig {key}={value}", _FSCONFIG, fd, FSCONFIG_SET_STRING, key.encode(), os.fsencode(value), 0)
+    _syscall(
+        f"fsconfig {key}={value}", _FSCONFIG, fd, FSCONFIG_SET_STRING, key.encode(), os.fsencode(value), 0
+    )
 
 
 def fsconfig_flag(fd: int, key: str) -> None:
@@ -167,11 +181,22 @@ def prctl(option: int, argument: int = 0) -> None:
     _check(libc.prctl(option, argument, 0, 0, 0), f"prctl {option}")
 
 
+def capset(capabilities: set[int]) -> None:
+    """Effective and permitted capabilities of this process become these, inheritable none (version 3: 64 bits)."""
+    low = sum(1 << number for number in capabilities if number < 32)
+    high = sum(1 << number - 32 for number in capabilities if number >= 32)
+    header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0), 8)
+    data = ctypes.create_string_buffer(struct.pack("6I", low, low, 0, high, high, 0), 24)
+    _check(libc.capset(header, data), "capset")
+
+
 def seccomp_filter(program: bytes) -> None:
     """Installs a BPF program (8 bytes an instruction) on this process and all it starts."""
     instructions = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(instructions))
-    _syscall("seccomp", _SECCOMP, SECCOMP_SET_MODE_FILTER, 0, ctypes.create_string_buffer(header, len(header)))
+    _syscall(
+        "seccomp", _SECCOMP, SECCOMP_SET_MODE_FILTER, 0, ctypes.create_string_buffer(header, len(header))
+    )
 
 
 def loopback_up() -> None:

@@ -367,6 +367,18 @@ def test_guest_root_is_nobody_on_the_host(box: Sandbox) -> None:
     assert "NoNewPrivs:\t1" in box.read_text("/proc/self/status")
 
 
+def test_cells_and_commands_have_few_capabilities(box: Sandbox) -> None:
+    def held(status: str) -> int:
+        return int(status.split("CapEff:")[1].split()[0], 16) | int(status.split("CapPrm:")[1].split()[0], 16)
+
+    docker = 0x00000000A80425FB  # what Docker keeps
+    (copy,) = box.fork(1)
+    with copy:
+        for sandbox in (box, copy):
+            assert held(sandbox.shell("cat /proc/self/status").stdout) == docker
+            assert held(sandbox.read_text("/proc/self/status")) == docker | 1 << 21  # a copy mounts its root
+
+
 def test_signals_stay_inside(box: Sandbox) -> None:
     host = subprocess.Popen(["sleep", "60"])
     try:
