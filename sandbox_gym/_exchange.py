@@ -12,6 +12,7 @@ import copy as copying
 import socket
 import time
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any, Protocol
 
 import numpy as np
@@ -236,9 +237,8 @@ class RawExchange:
             count += self._more(lane, count, deadline)
         rest = bytearray(self._tails[lane, : max(0, end - self._usual)])
         while count < end:
-            rest += self._receive_or_raise(
-                lane, lambda sock, most=min(end - count, 1 << 20): sock.recv(most), deadline
-            )
+            most = min(end - count, 1 << 20)
+            rest += self._receive_or_raise(lane, methodcaller("recv", most), deadline)
             count = self._usual + len(rest)
         try:
             if status != Status.OK:
