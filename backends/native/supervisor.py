@@ -298,7 +298,8 @@ class Supervisor:
             if source is not None and select.select([source.control], [], [], 0)[0]:
                 self._refused(source)  # its word, which came first, says why; else it would reach the client
             else:
-                self._arrive(expected, CopyFailed(str(failure)))
+                short = "its memory limit is too small for a guest: " if expected.node.group.oom_kills() else ""
+                self._arrive(expected, CopyFailed(f"{short}{failure}"))
         else:
             self._arrive(expected, None)
 

@@ -369,7 +369,8 @@ def test_guest_root_is_nobody_on_the_host(box: Sandbox) -> None:
 
 def test_cells_and_commands_have_few_capabilities(box: Sandbox) -> None:
     def held(status: str) -> int:
-        return int(status.split("CapEff:")[1].split()[0], 16) | int(status.split("CapPrm:")[1].split()[0], 16)
+        lines = dict(line.split(":\t") for line in status.splitlines())
+        return int(lines["CapEff"], 16) | int(lines["CapPrm"], 16)
 
     docker = 0x00000000A80425FB  # what Docker keeps
     (copy,) = box.fork(1)
