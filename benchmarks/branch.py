@@ -16,14 +16,14 @@ from sandbox_gym.sandbox import Sandbox, Snapshot
 # The floor runs in the guest itself: the same process, the same memory, and nothing done in the copy but one write.
 _FLOOR = """
 import os, time
-from sandbox_gym_guest.syscalls import CLONE_NEWNET, CLONE_SANDBOX, clone
+from sandbox_gym_guest.syscalls import CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_SANDBOX, clone
 
 def floor(n):
     times = []
     for _ in range(n):
         ours, theirs = os.pipe()
         start = time.perf_counter()
-        pid = clone(CLONE_SANDBOX | CLONE_NEWNET)
+        pid = clone(CLONE_SANDBOX | CLONE_NEWNET | CLONE_NEWCGROUP)
         if pid == 0:
             os.write(theirs, b"x")
             os._exit(0)

@@ -144,8 +144,8 @@ class Maker:
 
 
 def attach(family: Family) -> list[tuple[int, str]]:
-    """Fresh clones of the family's read-only mounts: moving a detached mount uses it up."""
-    return [(syscalls.open_tree("", dfd=fd, recursive=True), target) for fd, target in family.base.attached]
+    """Fresh clones of the family's read-only mounts."""
+    return [(syscalls.open_tree(path, recursive=True), target) for path, target in family.base.attached]
 
 
 def read_announcement(node: Node) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,11 +17,11 @@ SUBDIR = ".root"  # the folder of every overlay that is the sandbox's /: see `ro
 @dataclass(frozen=True)
 class Base:
     """What lies under all of a sandbox's own layers. `lowers`: paths, topmost first. `attached`: mounts that go on top, as
-    (descriptor, target).
+    (where the supervisor has them mounted, target).
     """
 
     lowers: tuple[str, ...]
-    attached: tuple[tuple[int, str], ...]
+    attached: tuple[tuple[str, str], ...]
     privileged: bool
 
 
@@ -43,7 +45,27 @@ def mount(upper: str, work: str, layers: Sequence[str], base: Base) -> tuple[int
     finally:
         os.close(context)
     try:
-        return syscalls.open_tree(SUBDIR, dfd=whole), whole
+        return _subtree(whole), whole
     except OSError:
         os.close(whole)
         raise
+
+
+def _subtree(whole: int) -> int:
+    """The sandbox's / alone. The whole never leaves the supervisor: beside `.root` it shows all of the host."""
+    try:
+        return syscalls.open_tree(SUBDIR, dfd=whole)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # before Linux 6.15 only an attached mount can be cloned
+            raise
+    return subtree_attached(whole)
+
+
+def subtree_attached(whole: int) -> int:
+    """`_subtree` by way of a mount point, which this leaves as it was."""
+    with tempfile.TemporaryDirectory(prefix="sandbox-gym-root-") as place:
+        syscalls.move_mount(whole, place)
+        try:
+            return syscalls.open_tree(f"{place}/{SUBDIR}")
+        finally:
+            syscalls.umount2(place, syscalls.MNT_DETACH)

@@ -81,7 +81,14 @@ class Rootfs:
         for source, target in self.attached:
             fd = syscalls.open_tree(source, recursive=not privileged)
             _make_read_only(fd, userns_fd, privileged)
-            attached.append((fd, target))
+            place = self.skeleton.parent / f"{self.skeleton.name}-mount-{len(attached)}"
+            if os.path.isdir(source):
+                place.mkdir()
+            else:
+                place.touch()
+            syscalls.move_mount(fd, str(place))
+            os.close(fd)
+            attached.append((str(place), target))
         return Base(tuple(lowers), tuple(attached), privileged)
 
 

@@ -81,7 +81,7 @@ def _enter(order: Order) -> NoReturn:
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
         syscalls.setns(order.netns_fd, syscalls.CLONE_NEWNET)
-        syscalls.unshare(syscalls.CLONE_SANDBOX)
+        syscalls.unshare(syscalls.CLONE_SANDBOX | syscalls.CLONE_NEWCGROUP)
         if os.fork():
             os._exit(0)
         syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)

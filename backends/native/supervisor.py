@@ -7,6 +7,7 @@ whatever reason, the kernel kills all that lives in its namespace; `launch` then
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import select
 import shutil
@@ -27,6 +28,7 @@ from .node import Family, Node
 
 MAX_DEPTH = 29  # the kernel nests 32 pid namespaces; the host's, the supervisor's and the first guest's are below
 _DEATHS_KEPT = 1000
+_DESCRIPTORS_EACH, _DESCRIPTORS_KEPT = 5, 256
 _PAGE = 100  # rows of `list` in one message
 
 
@@ -164,6 +166,7 @@ class Supervisor:
             reply(self._become_snapshot(node))
             return
         self._check_depth(node)
+        self._check_descriptors(1)
         try:
             heir = self._maker.copy(node, node.name)
         except BaseException:
@@ -404,6 +407,7 @@ class Supervisor:
         return node
 
     def _check_room(self, names: list[str | None], *, replaced: str | None = None) -> None:
+        self._check_descriptors(len(names))
         live = len(self._sandboxes) + len(self._expected) - (replaced in self._sandboxes)
         if live + len(names) > self._cap:
             raise LimitExceeded(
@@ -414,6 +418,16 @@ class Supervisor:
         for name in names:
             if name is not None and (name in taken or names.count(name) > 1):
                 raise SandboxError(f"a sandbox named {name!r} lives already: names are unique among the living")
+
+    def _check_descriptors(self, more: int) -> None:
+        """Every guest, snapshots included, holds some; without a check the first to fail would be anyone's."""
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        guests = len(self._handlers)  # a little more than they are
+        if (guests + more) * _DESCRIPTORS_EACH + _DESCRIPTORS_KEPT > most:
+            raise LimitExceeded(
+                f"{guests} sandboxes and snapshots live here and {more} more would need more open files than the {most} "
+                "allowed: delete snapshots, or raise the hard limit (ulimit -Hn)"
+            )
 
     def _check_depth(self, node: Node) -> None:
         if node.depth >= MAX_DEPTH:

@@ -67,6 +67,7 @@ class Copier:
         batch.add(syscalls.NR_CLONE, syscalls.CLONE_SANDBOX | signal.SIGCHLD)
         for fd in joins:  # the control group: first of all, so that nothing a copy does goes uncounted
             batch.add(syscalls.NR_WRITE, fd, b"0", 1)
+        batch.add(syscalls.NR_UNSHARE, syscalls.CLONE_NEWCGROUP)  # with that group as its root
         # Announced early: the supervisor and the client do their part while this process moves in.
         batch.add(syscalls.NR_WRITE, control, _READY, len(_READY))
         batch.add(syscalls.NR_RT_SIGACTION, signal.SIGCHLD, ctypes.addressof(self._on_child), 0, _SIGSET_BYTES)
