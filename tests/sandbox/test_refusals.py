@@ -80,7 +80,8 @@ def test_after_the_hindrance_has_gone_a_snapshot_works(box: Sandbox) -> None:
 
 
 def test_a_server_in_the_background_is_named(box: Sandbox) -> None:
-    box.shell("python3 -m http.server 8000 >/dev/null 2>&1 &")
+    serve = "import http.server, os; os.mknod('up'); http.server.test(port=8000)"
+    box.shell(f'python3 -c "{serve}" >/dev/null 2>&1 & until [ -e up ]; do :; done')
     with pytest.raises(SnapshotError, match="python3") as caught:
         box.snapshot()
     assert "criu" in str(caught.value)
