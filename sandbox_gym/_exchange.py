@@ -79,9 +79,12 @@ class Exchange(Protocol):
     def disconnect(self, lane: int) -> None:
         """The lane's steps fail from now on."""
 
-    def post(self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int]) -> None:
-        """Sends a step to each of `lanes`. `each()` gives the actions one by one, for a batch that has to go so. A
-        guest that can't be reached is noticed by `collect`.
+    def post(
+        self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
+    ) -> None:
+        """Sends a step to each of `lanes`, and to those of `again` that they begin their next episode in place.
+        `each()` gives the actions one by one, for a batch that has to go so. A guest that can't be reached is noticed
+        by `collect`.
         """
 
     def collect(self, lanes: Sequence[int]) -> Collected:
@@ -152,8 +155,13 @@ class RawExchange:
         side = self._sides[self._side]
         return side.copy() if copy else side
 
-    def post(self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int]) -> None:
+    def post(
+        self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
+    ) -> None:
         self._seq = (self._seq + 1) & 0xFFFF
+        for lane in again:
+            with contextlib.suppress(OSError):
+                self._send[lane](HEADER.pack(_STEP, 0, self._seq, 0, 0))
         frames, send = self._requests.pack(actions, self._seq), self._send
         if frames is not None:
             for lane in lanes:
@@ -209,7 +217,7 @@ class RawExchange:
         odd: dict[int, int] = {}
         failures: dict[int, Exception] = {}
         flags = 0
-        for lane in lanes:
+        for lane in reversed(lanes):  # the last is ready last: one wait for it, and hardly any for the others
             try:
                 count = receive[lane](targets[lane], 0, flags)[0]
                 if count != usual:
@@ -316,7 +324,14 @@ class ValueExchange:
         batch = concatenate(space, self._last, empty)
         return copying.deepcopy(batch) if copy else batch
 
-    def post(self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int]) -> None:
+    def post(
+        self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
+    ) -> None:
+        for lane in again:
+            channel = self._channels[lane]
+            if channel is not None:
+                with contextlib.suppress(SandboxDied, SandboxTimeout):
+                    channel.post(Op.STEP, timeout=self._timeout)
         singles = each()
         for lane in lanes:
             channel = self._channels[lane]

@@ -99,15 +99,18 @@ class Lanes:
     def revive(self) -> None:
         """After the supervisor's end: another warmed guest, and all lanes anew. Does nothing while it lives."""
         if not self._warm.alive:
-            for state in self._lanes:
-                state.box = None
-            self._spares.close()
+            self.close()
             self._warm = warm(self._request, self._how, timeout=self.reset_timeout)
             self._open()
 
     def raise_if_gone(self) -> None:
         if not self._warm.alive:
             raise SandboxDied("the supervisor of all lanes is gone: reset() starts another")
+
+    def in_place(self, lanes: Iterable[int]) -> list[int]:
+        """Those of `lanes` whose next episode begins in the sandbox of the last."""
+        told_apart = self._reuse and self._warm.remote.actions.nbytes != 0  # from a step whose action is empty
+        return [lane for lane in lanes if told_apart and self._lanes[lane].box is not None]
 
     # ---- episodes -----------------------------------------------------------------------------------------------
 

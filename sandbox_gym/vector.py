@@ -135,15 +135,18 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of every lane. Raises SandboxDied when the supervisor is gone: `reset` starts another."""
-        lanes, over = self._all, []
+        lanes, over, again = self._all, [], []
         if self._ended.any():
             over, lanes = np.flatnonzero(self._ended).tolist(), np.flatnonzero(~self._ended).tolist()
             if self.autoreset_mode is AutoresetMode.DISABLED:
                 raise AssertionError(f"lanes {over} have ended: reset them first")
+            again = self._lanes.in_place(over)
+            over = sorted(set(over).difference(again))
         exchange = self._lanes.exchange
-        exchange.post(actions, lambda: list(iterate(self.action_space, actions)), lanes)
+        exchange.post(actions, lambda: list(iterate(self.action_space, actions)), lanes, again)
         # Guests step while this process looks after the episodes that begin.
         begun = self._lanes.begin(dict.fromkeys(over), None) if over else None
+        lanes = sorted((*lanes, *again)) if again else lanes
         rewards, terminations, truncations, infos, failures = exchange.collect(lanes)
         if begun is not None:
             infos.update(self._lanes.finish(begun))

@@ -6,6 +6,9 @@ Every value is plain data through `wire`, but STEP, the hot path:
     reply     data = STEP_RESULT(reward, terminated, truncated), then what `Codec.reply` says: the observation's
               raw bytes first where its size is fixed, then the buffers of info; meta = info, empty where info is
 
+A STEP without any action begins the next episode in place, by the environment's reset without seed or options, and is
+answered like a step whose reward is 0.
+
 RESET answers `[Codec.dump(observation), info]`, so there too a fixed-size observation's bytes come first in data.
 With `what="again"` it answers the last observation and info once more, with `what="chance"` the state of
 np_random, which a later copy's RESET takes as `carry`.
@@ -73,20 +76,23 @@ class Hosted:
     def _make_quick(self) -> Quick | None:
         """`step` in one function, for frames and replies of one small size."""
         size, nbytes = self._actions.nbytes, self._observations.nbytes
-        if size is None or nbytes is None or max(size, nbytes) > _MAX_QUICK:
+        if not size or nbytes is None or max(size, nbytes) > _MAX_QUICK:
             return None
         unpack, end, step = self._actions.unpack, HEADER.size + size, int(Op.STEP)
         request = struct.Struct(f"{HEADER.format}{size}s").unpack_from
         head, head_size = struct.Struct(HEADER.format + STEP_RESULT.format[1:]).pack, STEP_RESULT.size
 
         def quick(buffer: bytearray, count: int) -> bytes | None:
-            if count != end:
+            if count not in (end, HEADER.size):
                 return None
             op, _, seq, meta_length, data_length, action = request(buffer)
-            if op != step or meta_length or data_length != size:
+            if op != step or meta_length or HEADER.size + data_length != count:
                 return None
             try:
-                reward, terminated, truncated = self._step(unpack(action))
+                if data_length:
+                    reward, terminated, truncated = self._step(unpack(action))
+                else:
+                    reward, terminated, truncated = self._go_on()
                 meta, *blocks = self._last  # type: ignore[misc]  # a step always leaves one
                 data = blocks[0] if len(blocks) == 1 else b"".join(blocks)
             except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -99,7 +105,10 @@ class Hosted:
 
     def step(self, frame: Frame) -> tuple[Any, ...]:
         """A STEP frame's reply, `(meta, *data)`."""
-        reward, terminated, truncated = self._step(self._actions.decode(frame.meta, frame.data))
+        if frame.meta or frame.data or self._actions.nbytes == 0:
+            reward, terminated, truncated = self._step(self._actions.decode(frame.meta, frame.data))
+        else:
+            reward, terminated, truncated = self._go_on()
         assert self._last is not None
         return self._last[0], STEP_RESULT.pack(reward, terminated, truncated), *self._last[1:]
 
@@ -193,6 +202,11 @@ class Hosted:
         self._remember(observation, info)
         self._ended = terminated, truncated = bool(terminated), bool(truncated)
         return reward, terminated, truncated
+
+    def _go_on(self) -> tuple[float, bool, bool]:
+        """The next episode, as a step's result."""
+        self._reset()
+        return 0.0, False, False
 
     def _remember(self, observation: Any, info: Any) -> None:
         if not isinstance(info, dict):

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from sandbox_gym._spares import forget
 from sandbox_gym.vector import SandboxVectorEnv
 
 TOYS = "tests.vector.toys"
@@ -28,3 +29,10 @@ def lanes() -> Iterator[Callable[..., SandboxVectorEnv]]:
     yield make
     for env in made:
         env.close()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_warm_guests_left() -> Iterator[None]:
+    """Other tests count snapshots."""
+    yield
+    forget()

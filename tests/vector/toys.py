@@ -84,11 +84,18 @@ class Shapes(gymnasium.Env[Any, Any]):
         self.steps = 0
         return self._draw(), {"began": True, "options": sorted(options or ())}
 
-    def _draw(self) -> Any:
-        if isinstance(self.observation_space, spaces.Box) and self.observation_space.dtype == np.uint8:
-            return self.np_random.integers(0, 256, self.observation_space.shape, np.uint8)  # sampling is slow
-        self.observation_space.seed(int(self.np_random.integers(2**31)))
-        return self.observation_space.sample()
+    def _draw(self, space: Any = None) -> Any:
+        space = space or self.observation_space
+        if isinstance(space, spaces.Dict):
+            return {key: self._draw(part) for key, part in space.items()}
+        if isinstance(
+            space, spaces.Text
+        ):  # whose own sampling goes by the order of a set, in older Gymnasiums
+            return "".join(self.np_random.choice(list("abcd"), int(self.np_random.integers(1, 5))))
+        if isinstance(space, spaces.Box) and space.dtype == np.uint8:  # sampling is slow
+            return self.np_random.integers(0, 256, space.shape, np.uint8)
+        space.seed(int(self.np_random.integers(2**31)))
+        return space.sample()
 
     def step(self, action: Any) -> Any:
         self.steps += 1
