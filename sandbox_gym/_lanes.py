@@ -109,7 +109,8 @@ class Lanes:
 
     def in_place(self, lanes: Iterable[int]) -> list[int]:
         """Those of `lanes` whose next episode begins in the sandbox of the last."""
-        told_apart = self._reuse and self._warm.remote.actions.nbytes != 0  # from a step whose action is empty
+        # A step whose action is empty would look the same.
+        told_apart = self._reuse and self._warm.remote.actions.nbytes != 0
         return [lane for lane in lanes if told_apart and self._lanes[lane].box is not None]
 
     # ---- episodes -----------------------------------------------------------------------------------------------
