@@ -129,9 +129,9 @@ def _supervise(
         listener.bind(str(folder / "socket"))
         os.chmod(folder / "socket", 0o600)
         listener.listen(128)
-        supervisor.watch(listener.fileno(), lambda events: supervisor.accept(listener.accept()[0]))
-        supervisor.watch(lifeline.fileno(), lambda events: os._exit(0))
-        supervisor.watch(owner, lambda events: os._exit(0))
+        supervisor.loop.watch(listener.fileno(), lambda: supervisor.accept(listener.accept()[0]))
+        supervisor.loop.watch(lifeline.fileno(), lambda: os._exit(0))
+        supervisor.loop.watch(owner, lambda: os._exit(0))
         lifeline.send(json.dumps({"ready": True, "disk": store.kind, "unenforced": unenforced}).encode())
     except BackendUnavailable as error:
         _tell(lifeline, str(error))

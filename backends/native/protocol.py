@@ -10,12 +10,15 @@ from typing import Any
 
 from sandbox_gym.api import Limits, Mount, SandboxSpec
 
-_MAX_MESSAGE = 1 << 20
+_MAX_MESSAGE = 1 << 16  # a larger buffer would be mapped and unmapped by malloc for each message
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([json.dumps(message).encode()], rights)
+    block = json.dumps(message).encode()
+    if len(block) > _MAX_MESSAGE:
+        raise ValueError(f"a message of {len(block)} bytes is over the bound of {_MAX_MESSAGE}: pass less in env= or mounts=")
+    sock.sendmsg([block], rights)
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:

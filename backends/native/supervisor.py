@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import resource
 import secrets
-import select
 import shutil
 import socket
 import time
@@ -24,10 +23,12 @@ from sandbox_gym.errors import BackendUnavailable, LimitExceeded, SandboxDied, S
 from . import disk, planner, protocol, rootfs
 from .cgroups import Groups
 from .copies import CopyFailed, Expected, Maker, deadline_in, read_announcement, read_refusal
+from .loop import Loop
 from .node import Family, Node
 
 MAX_DEPTH = 29  # the kernel nests 32 pid namespaces; the host's, the supervisor's and the first guest's are below
 _DEATHS_KEPT = 1000
+_DYING_KEPT = 64  # beyond that, the dead are taken apart before anything else
 _DESCRIPTORS_EACH, _DESCRIPTORS_KEPT = 5, 256
 _PAGE = 100  # rows of `list` in one message
 
@@ -40,36 +41,27 @@ class Supervisor:
         self._privileged = privileged
         self._cap = cap
         self._unenforced = unenforced
-        self._poll = select.epoll()
-        self._handlers: dict[int, Callable[[int], None]] = {}
+        self.loop = Loop()
         self._families: dict[str, tuple[rootfs.Rootfs, Any]] = {}
         self._sandboxes: dict[str, Node] = {}
         self._snapshots: dict[str, Node] = {}
         self._expected: dict[int, Expected] = {}
-        self._dying: list[Node] = []
+        self._dying: list[Node] = []  # ended, and still to be taken apart
+        self._terminating = 0  # requests that wait for a guest's end
         self._deaths: dict[str, str] = {}
 
     # ---- the loop ---------------------------------------------------------------------------------------------
 
-    def watch(self, fd: int, handler: Callable[[int], None]) -> None:
-        self._handlers[fd] = handler
-        self._poll.register(fd, select.EPOLLIN)
-
-    def unwatch(self, fd: int) -> None:
-        if self._handlers.pop(fd, None) is not None:
-            self._poll.unregister(fd)
-
     def run(self) -> None:
         while True:
-            ready = self._poll.poll(0)
-            if not ready and (self._expected or not self._prepare()):
-                ready = self._poll.poll(self._patience())
-            for fd, events in ready:
-                handler = self._handlers.get(fd)
-                if handler is not None:
-                    handler(events)
+            idle = None if self._expected else self._idle
+            self.loop.turn(idle, now=self._terminating > 0, patience=self._patience)
             self._expire()
-            self._bury()
+            while len(self._dying) > _DYING_KEPT and self._bury():
+                pass
+
+    def _idle(self) -> bool:
+        return self._prepare() or self._bury()
 
     def _prepare(self) -> bool:
         try:
@@ -93,18 +85,18 @@ class Supervisor:
             node.kill("its time to live is over")
 
     def accept(self, connection: socket.socket) -> None:
-        def handle(events: int) -> None:
+        def handle() -> None:
             try:
                 request, fds = protocol.receive(connection)
             except (EOFError, OSError):
-                self.unwatch(connection.fileno())
+                self.loop.unwatch(connection.fileno())
                 connection.close()
                 return
             for fd in fds:
                 os.close(fd)
             self._serve(connection, request)
 
-        self.watch(connection.fileno(), handle)
+        self.loop.watch(connection.fileno(), handle)
 
     def _serve(self, connection: socket.socket, request: dict[str, Any]) -> None:
         def reply(message: dict[str, Any], fds: list[int] | None = None) -> bool:
@@ -255,7 +247,13 @@ class Supervisor:
         if node is None:
             reply({})
             return
-        node.on_exit.append(lambda: reply({}))
+
+        def ended() -> None:
+            self._terminating -= 1
+            reply({})
+
+        self._terminating += 1
+        node.on_exit.append(ended)
         node.kill(request.get("reason") or "it was terminated")
 
     def _do_interrupt(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
@@ -288,10 +286,10 @@ class Supervisor:
     def _expect(self, expected: Expected) -> None:
         fd = expected.node.control.fileno()
         self._expected[fd] = expected
-        self.watch(fd, lambda events: self._announced(expected))
+        self.loop.watch(fd, lambda: self._announced(expected))
         source = expected.source
-        if source is not None and source.control.fileno() not in self._handlers:
-            self.watch(source.control.fileno(), lambda events: self._refused(source))
+        if source is not None and source.control.fileno() not in self.loop:
+            self.loop.watch(source.control.fileno(), lambda: self._refused(source))
 
     def _announced(self, expected: Expected) -> None:
         try:
@@ -315,17 +313,17 @@ class Supervisor:
             self._arrive(expected, CopyFailed(message))
             break
         else:
-            self.unwatch(source.control.fileno())
+            self.loop.unwatch(source.control.fileno())
 
     def _arrive(self, expected: Expected, failure: CopyFailed | None) -> None:
         node, source = expected.node, expected.source
         fd = node.control.fileno()
         del self._expected[fd]
-        self.unwatch(fd)
+        self.loop.unwatch(fd)
         if source is not None and not any(e.source is source for e in self._expected.values()):
-            self.unwatch(source.control.fileno())
+            self.loop.unwatch(source.control.fileno())
         if failure is None:
-            self.watch(node.pidfd, lambda events: self._exited(node))
+            self.loop.watch(node.pidfd, lambda: self._exited(node))
         else:
             self._maker.discard(node)
         expected.done(expected, failure)
@@ -348,7 +346,7 @@ class Supervisor:
                 node.kill("its client is gone")
 
     def _exited(self, node: Node) -> None:
-        self.unwatch(node.pidfd)
+        self.loop.unwatch(node.pidfd)
         self._reap()
         self._maker.forget(node)
         killed = node.group.oom_kills()
@@ -360,7 +358,7 @@ class Supervisor:
         self._deaths[node.id] = reason or "its process ended, crashed or closed its control socket"
         while len(self._deaths) > _DEATHS_KEPT:
             self._deaths.pop(next(iter(self._deaths)))
-        self.unwatch(node.control.fileno())
+        self.loop.unwatch(node.control.fileno())
         node.close()
         for expected in [e for e in self._expected.values() if e.source is node]:
             self._arrive(expected, CopyFailed("the origin's process ended"))
@@ -369,19 +367,19 @@ class Supervisor:
         node.on_exit.clear()
         self._dying.append(node)
 
-    def _bury(self) -> None:
-        """Takes apart what the dead have left; what is still in use is tried again soon."""
-        left = []
+    def _bury(self) -> bool:
+        """Takes apart what one of the dead has left. False when there is none, or all of it is still in use."""
         for node in self._dying:
-            if not node.group.remove() or node.children:
-                left.append(node)
+            if node.children or not node.group.remove():
                 continue
+            self._dying.remove(node)
             node.layer.drop()
             parent, node.parent = node.parent, None
             if parent is not None:
                 parent.children.discard(node)
                 self._drop_unneeded(parent)
-        self._dying = left
+            return True
+        return False
 
     def _drop_unneeded(self, node: Node) -> None:
         """Ends a snapshot that no handle and no copy needs; `_bury` then looks at its origin in turn."""
@@ -422,7 +420,7 @@ class Supervisor:
     def _check_descriptors(self, more: int) -> None:
         """Every guest, snapshots included, holds some; without a check the first to fail would be anyone's."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        guests = len(self._handlers)  # a little more than they are
+        guests = len(self.loop)  # a little more than they are
         if (guests + more) * _DESCRIPTORS_EACH + _DESCRIPTORS_KEPT > most:
             raise LimitExceeded(
                 f"{guests} sandboxes and snapshots live here and {more} more would need more open files than the {most} "
