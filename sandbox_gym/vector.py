@@ -32,7 +32,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
     Resets. `fresh="snapshot"`: each episode starts in an untouched copy of that guest, with nothing that an earlier
     one left in memory or on disk; `spares` of them are made ahead in the background. `fresh="reuse"`: it starts where
     the last one ended, by the environment's own reset. That is faster where episodes are short (a copy costs what
-    some fifty steps of CartPole do), and trusts the environment to clean up after itself.
+    over a hundred steps of CartPole do), and trusts the environment to clean up after itself.
 
     Seeds: as in SyncVectorEnv, `reset(seed=s)` seeds lane i with s + i. An episode begun without a seed goes on with
     its lane's np_random, which is carried into the new copy; what else the environment draws from (`random`, NumPy's
