@@ -1,6 +1,6 @@
 """Restore and fork against the floor: a bare clone of the same process into the same namespaces, in the same run.
 
-    python -m benchmarks.branch [--quick] [--json FILE]
+python -m benchmarks.branch [--quick] [--json FILE]
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def restore_times(snapshot: Snapshot, n: int) -> list[float]:
 def compare(megabytes: int, rounds: int, each: int) -> tuple[list[float], list[float]]:
     """(floor, restore) in milliseconds for a guest with so much touched memory, in alternating rounds."""
     with Sandbox.create(memory="3Gi") as box:
-        setup = box.run_code(_FLOOR + (f"\nhold = bytearray(b'x') * ({megabytes - 10} << 20)" if megabytes > 10 else ""))
+        hold = f"\nhold = bytearray(b'x') * ({megabytes - 10} << 20)" if megabytes > 10 else ""
+        setup = box.run_code(_FLOOR + hold)
         assert setup.ok, setup.error
         snapshot = box.snapshot()
         floors: list[float] = []
@@ -125,7 +126,6 @@ def run(quick: bool) -> list[Row]:
         else:
             rows.append(Row(f"{name}, p50", p50, "ms", "bare clone + 2 ms", low + 2.0, bar=1.0))
     return rows + fork_100(floor_ms)
-
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Five hundred live sandboxes: made, answering, and gone again with nothing left.
 
-    python -m benchmarks.density [--quick] [--json FILE]
+python -m benchmarks.density [--quick] [--json FILE]
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def plain_processes() -> float:
     count = 20
     start = time.perf_counter()
     children = [
-        subprocess.Popen([sys.executable, "-I", "-S", "-c", "print(1)"], stdout=subprocess.PIPE) for _ in range(count)
+        subprocess.Popen([sys.executable, "-I", "-S", "-c", "print(1)"], stdout=subprocess.PIPE)
+        for _ in range(count)
     ]
     for child in children:
         assert child.communicate(timeout=60)[0] == b"1\n"
@@ -74,7 +75,14 @@ def run(quick: bool) -> list[Row]:
     left = left_behind() - before_left
     return [
         Row(f"{_COUNT} sandboxes made", made, "s", f"{_COUNT} bare Pythons", interpreters),
-        Row(f"{_COUNT} sandboxes made and answering", answering, "s", f"{_COUNT} bare Pythons", interpreters, bar=1.0),
+        Row(
+            f"{_COUNT} sandboxes made and answering",
+            answering,
+            "s",
+            f"{_COUNT} bare Pythons",
+            interpreters,
+            bar=1.0,
+        ),
         Row("memory of each, kernel's included", each / 2**20, "MB"),
         Row("all gone", gone, "s"),
         Row("left behind, plus one", 1.0 + left, "things", "nothing left", 1.0, bar=1.0),

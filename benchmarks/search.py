@@ -1,6 +1,6 @@
 """The same MCTS over frozen sandboxes and over deep copies of the bare environment: what isolation costs a search.
 
-    python -m benchmarks.search [--quick] [--json FILE]
+python -m benchmarks.search [--quick] [--json FILE]
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def compare(planner: MCTS, rounds: int) -> tuple[float, float]:
     """Median nodes/s over sandboxes, and over deep copies, in alternating rounds."""
     bare = gymnasium.make("CartPole-v1")
     ours = SandboxEnv("CartPole-v1")
-    sandboxed, deepcopied = [], []
+    sandboxed: list[float] = []
+    deepcopied: list[float] = []
     try:
         for seed in range(rounds):
             for env, found in ((ours, sandboxed), (bare, deepcopied)):
@@ -42,7 +43,9 @@ def run(quick: bool) -> list[Row]:
     simulations, rounds = (150, 3) if quick else (400, 5)
     rows = []
     for name, steps in (("MCTS, CartPole, no playouts", 0), ("MCTS, CartPole, playouts of 50 steps", 50)):
-        planner = MCTS(num_simulations=simulations, rollout_max_steps=steps, max_snapshots=2 * simulations, seed=0)
+        planner = MCTS(
+            num_simulations=simulations, rollout_max_steps=steps, max_snapshots=2 * simulations, seed=0
+        )
         ours, bare = compare(planner, rounds)
         rows.append(Row(name, ours, "nodes/s", "deep copies", bare))
     return rows

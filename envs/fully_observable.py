@@ -12,6 +12,9 @@ def make(env_id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
 
     As `entry_point="sandbox_gym.envs.fully_observable:make", env_kwargs={"env_id": "MiniGrid-DoorKey-6x6-v0"}`.
     """
-    from minigrid.wrappers import FullyObsWrapper, ImgObsWrapper
+    from minigrid import wrappers
 
-    return ImgObsWrapper(FullyObsWrapper(gymnasium.make(env_id, **kwargs)))
+    level: Any = gymnasium.make(env_id, **kwargs)
+    untyped: Any = wrappers  # minigrid's wrappers have no annotations
+    seen: gymnasium.Env[Any, Any] = untyped.ImgObsWrapper(untyped.FullyObsWrapper(level))
+    return seen

@@ -8,9 +8,8 @@ import weakref
 from typing import Any
 
 _changed = threading.Condition()
-_watched: weakref.WeakKeyDictionary[Any, tuple[float, float]] = (
-    weakref.WeakKeyDictionary()
-)  # timeout, last used
+# sandbox -> (timeout, last used)
+_watched: weakref.WeakKeyDictionary[Any, tuple[float, float]] = weakref.WeakKeyDictionary()
 _thread: threading.Thread | None = None
 
 
@@ -51,9 +50,8 @@ def _run() -> None:
 
 
 def _stop(sandbox: Any) -> None:
-    if not sandbox._lock.acquire(
-        blocking=False
-    ):  # a call is under way, which is use; others must not wait for it
+    # A call is under way, which is use; others must not wait for it.
+    if not sandbox._lock.acquire(blocking=False):
         touch(sandbox)
         return
     try:

@@ -94,9 +94,8 @@ def record(kind: type[Any], fields: Any, name: str) -> Any:
 def block(reply: Any, name: str) -> tuple[bytes, bool]:
     """A piece of a file or archive, and whether it is the last. Raises ProtocolError."""
     data, end = (reply.get("data"), reply.get("end")) if isinstance(reply, dict) else (None, None)
-    if (
-        not isinstance(data, bytes) or not isinstance(end, bool) or not (data or end)
-    ):  # else it could answer for ever
+    # Else it could answer for ever.
+    if not isinstance(data, bytes) or not isinstance(end, bool) or not (data or end):
         raise ProtocolError(f"sandbox {name} sent no block of a file")
     return data, end
 

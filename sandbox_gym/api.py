@@ -16,7 +16,17 @@ Rng = Literal["same", "diverge"] | int
 """A copy's random state: as its origin's, or reseeded (from the system, or from an int of your own)."""
 
 MAX_MOUNTS = 128
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 
 
 def parse_bytes(size: int | str) -> int:
@@ -61,7 +71,9 @@ class SandboxSpec:
     """Everything that makes a sandbox what it is; copies share it."""
 
     limits: Limits = field(default_factory=Limits)
-    rootfs: str | None = None  # None: this host's Python environment; else a directory that holds a root file system
+    rootfs: str | None = (
+        None  # None: this host's Python environment; else a directory that holds a root file system
+    )
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: Sequence[Mount] = ()
     python_path: Sequence[str] = ()  # folders that go on the guest's sys.path
@@ -73,7 +85,9 @@ class SandboxSpec:
 def make_mounts(mounts: Sequence[str | os.PathLike[str] | tuple[Any, Any] | Mount]) -> tuple[Mount, ...]:
     """`"/data"`, `("/data", "/mnt/data")` or a Mount; sources must exist. Raises FileNotFoundError, ValueError."""
     if len(mounts) > MAX_MOUNTS:
-        raise ValueError(f"a sandbox takes at most {MAX_MOUNTS} mounts, not {len(mounts)}: mount a folder above them")
+        raise ValueError(
+            f"a sandbox takes at most {MAX_MOUNTS} mounts, not {len(mounts)}: mount a folder above them"
+        )
     made = []
     for mount in mounts:
         if isinstance(mount, Mount):

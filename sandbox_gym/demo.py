@@ -1,5 +1,5 @@
-"""The main job, shown: a game stepped in isolated lanes, then a level that random play does not solve, solved by a search
-over snapshots of its live process.
+"""The main job, shown: a game stepped in isolated lanes, then a level that random play does not solve, solved by a
+search over snapshots of its live process.
 """
 
 from __future__ import annotations

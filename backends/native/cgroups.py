@@ -101,7 +101,8 @@ class Group:
         if limits.pids is not None:
             self._set("pids", "pids.max", str(limits.pids + 1))  # the guest's own process is not the user's
         if limits.memory_bytes is not None:
-            self._set("memory", "memory.max" if self._version == 2 else "memory.limit_in_bytes", str(limits.memory_bytes))
+            file = "memory.max" if self._version == 2 else "memory.limit_in_bytes"
+            self._set("memory", file, str(limits.memory_bytes))
             if self._version == 2:
                 self._set("memory", "memory.swap.max", "0", optional=True)
         if limits.cpus is not None:

@@ -42,9 +42,8 @@ class NativeBackend:
         self._idle: list[socket.socket] = []
         self._lock = threading.Lock()
         self._warned = False
-        self._unreferenced: deque[str] = (
-            deque()
-        )  # snapshots whose last handle was garbage: released with the next request
+        # Snapshots whose last handle was garbage: released with the next request.
+        self._unreferenced: deque[str] = deque()
         self._lifeline, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             try:

@@ -1,4 +1,4 @@
-"""Sandboxes in the making: the disk, the socket and the limits go ahead, the guest comes, then the client hears of it."""
+"""Sandboxes in the making: disk, socket and limits go ahead, the guest comes, then the client hears of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Maker:
         self._spares = spares
         self._userns_fd = userns_fd
         self._hot: Node | None = None  # the snapshot restored last, when it was not for the first time
-        self._prepared: tuple[Node, Parts, int] | None = None  # the parts and the mounted disk of its next copy
+        self._prepared: tuple[Node, Parts, int] | None = (
+            None  # the parts and the mounted disk of its next copy
+        )
 
     def first(self, family: Family, name: str | None) -> Node:
         """Starts a family's first guest. Raises OSError."""
@@ -118,7 +120,19 @@ class Maker:
         below = source.layers if source is not None else ()
         inode = os.fstat(parts.theirs.fileno()).st_ino
         depth = source.depth + 1 if source is not None else 0
-        node = Node("", name or "", family, source, parts.layer, below, parts.group, parts.control, inode, parts.disk_fd, depth)
+        node = Node(
+            id="",
+            name=name or "",
+            family=family,
+            parent=source,
+            layer=parts.layer,
+            below=below,
+            group=parts.group,
+            control=parts.control,
+            control_inode=inode,
+            disk_fd=parts.disk_fd,
+            depth=depth,
+        )
         if source is not None:
             source.children.add(node)
         return node, parts, root

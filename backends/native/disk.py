@@ -82,9 +82,13 @@ class BtrfsStore:
             command = ["mount", "-t", "btrfs", "-o", "loop,noatime,nodatasum", image.name, self._folder]
             subprocess.run(command, check=True, capture_output=True, timeout=30)
         except FileNotFoundError as error:
-            raise BackendUnavailable(f"{error.filename} is missing: apt-get install btrfs-progs mount") from None
+            raise BackendUnavailable(
+                f"{error.filename} is missing: apt-get install btrfs-progs mount"
+            ) from None
         except subprocess.CalledProcessError as error:
-            raise BackendUnavailable(f"{command[0]} failed: {error.stderr.decode(errors='replace').strip()}") from None
+            raise BackendUnavailable(
+                f"{command[0]} failed: {error.stderr.decode(errors='replace').strip()}"
+            ) from None
         finally:
             image.close()  # unlinked: the loop device keeps the file until the last mount of it is gone
         self._root = os.open(self._folder, os.O_RDONLY)

@@ -83,10 +83,8 @@ def _start_sweeper(folder: Path, not_its: list[int]) -> int:
 
 
 def _clear(folder: Path, sweeper: int) -> None:
-    for name in (
-        "base",
-        "disk",
-    ):  # the supervisor's mounts, which outlive it in the mount namespace that this one shares
+    # The supervisor's mounts, which outlive it in the mount namespace that this one shares.
+    for name in ("base", "disk"):
         with contextlib.suppress(OSError):
             syscalls.umount2(str(folder / name), syscalls.MNT_DETACH)
     registry.clear(folder)
@@ -111,9 +109,7 @@ def _supervise(
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (most, most)
-        )  # some descriptors for each of many sandboxes
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # some for each of many sandboxes
         syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
         syscalls.mount("proc", "/proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
         (folder / "base").mkdir()

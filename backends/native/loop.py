@@ -29,8 +29,9 @@ class Loop:
             self._poll.unregister(fd)
 
     def turn(self, idle: Callable[[], bool] | None, *, now: bool, patience: Callable[[], float]) -> None:
-        """Waits for events and handles them. Until there are any, `idle` is called while it finds something to do: after
-        a moment of quiet, or at once where that is known to come (`now`). `patience`: seconds to wait then, -1 for ever.
+        """Waits for events and handles them. Until there are any, `idle` is called while it finds something to do:
+        after a moment of quiet, or at once where that is known to come (`now`). `patience`: seconds to wait then, -1
+        for ever.
         """
         ready = self._poll.poll(0)
         if not ready and idle is not None:

@@ -1,7 +1,7 @@
 """A guest process and what it holds: as a live sandbox, or frozen as a snapshot that copies hang from.
 
-A copy's pid namespace lies inside its origin's, and the kernel kills a namespace with its first process: so a node lives
-as long as anything below it does, and goes when nothing needs it.
+A copy's pid namespace lies inside its origin's, and the kernel kills a namespace with its first process: so a node
+lives as long as anything below it does, and goes when nothing needs it.
 """
 
 from __future__ import annotations

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from sandbox_gym.guest import syscalls
 
-
 SUBDIR = ".root"  # the folder of every overlay that is the sandbox's /: see `rootfs`
 
 
 @dataclass(frozen=True)
 class Base:
-    """What lies under all of a sandbox's own layers. `lowers`: paths, topmost first. `attached`: mounts that go on top, as
-    (where the supervisor has them mounted, target).
+    """What lies under all of a sandbox's own layers. `lowers`: paths, topmost first. `attached`: mounts that go on top,
+    as (where the supervisor has them mounted, target).
     """
 
     lowers: tuple[str, ...]
@@ -26,8 +25,8 @@ class Base:
 
 
 def mount(upper: str, work: str, layers: Sequence[str], base: Base) -> tuple[int, int]:
-    """`upper` over the frozen `layers` (newest first) over `base`: the detached mount of the sandbox's /, and the one of the
-    whole, which is to be closed with the sandbox: closing it waits for an RCU grace period.
+    """`upper` over the frozen `layers` (newest first) over `base`: the detached mount of the sandbox's /, and that of
+    the whole, which is to be closed with the sandbox: closing it waits for an RCU grace period.
     """
     context = syscalls.fsopen("overlay")
     try:
@@ -37,9 +36,11 @@ def mount(upper: str, work: str, layers: Sequence[str], base: Base) -> tuple[int
         syscalls.fsconfig_string(context, "workdir", work)
         if base.privileged:
             syscalls.fsconfig_string(context, "redirect_dir", "follow")
-            syscalls.fsconfig_flag(context, "volatile")  # else each unmount syncs a disk that nobody will read again
+            # Else each unmount syncs a disk that nobody will read again.
+            syscalls.fsconfig_flag(context, "volatile")
         else:
-            syscalls.fsconfig_flag(context, "userxattr")  # trusted.* attributes need the initial user namespace
+            # For trusted.* attributes one needs the initial user namespace.
+            syscalls.fsconfig_flag(context, "userxattr")
         syscalls.fsconfig_create(context)
         whole = syscalls.fsmount(context)
     finally:

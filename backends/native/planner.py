@@ -19,10 +19,8 @@ _STATELESS = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}  # null, zero, 
 _SHARED = re.compile(rb"^(\w+)-(\w+) (...)s \S+ \S+ \d+ *(.*)$", re.MULTILINE)
 _QUERY = struct.Struct("9Q4I2Q")  # struct procmap_query: size, flags, address, then what the kernel fills in
 _PROCMAP_QUERY = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17
-_QUERY_WRITABLE, _QUERY_SHARED_FROM = (
-    0x02,
-    0x08 | 0x10,
-)  # shared ones only; the one at the address or the next
+_QUERY_WRITABLE = 0x02
+_QUERY_SHARED_FROM = 0x08 | 0x10  # shared ones only; the one at the address or the next
 
 
 def refusal(pid: int, control_inode: int, members: list[int]) -> str | None:
@@ -32,10 +30,7 @@ def refusal(pid: int, control_inode: int, members: list[int]) -> str | None:
     """
     try:
         return _refusal(pid, control_inode, members)
-    except (
-        FileNotFoundError,
-        ProcessLookupError,
-    ):  # a copy that is still moving in, or a process that is ending
+    except (FileNotFoundError, ProcessLookupError):  # a copy that still moves in, a process that ends
         return "it was changing while it was looked at"
 
 

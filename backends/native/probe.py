@@ -22,8 +22,8 @@ from sandbox_gym.errors import BackendUnavailable
 from sandbox_gym.guest import syscalls
 
 from . import cgroups, disk, launch, overlay, seccomp
+from .population import MAX_DEPTH
 from .spawn import make_userns
-from .supervisor import MAX_DEPTH
 
 _SECONDS = 20  # after which a probe has failed
 _NOBODY = 65534
@@ -367,7 +367,9 @@ def _attempt_in_scratch(action: Callable[[Path], None], *, privileged: bool) -> 
 def _mount(place: Path, lowers: tuple[str, ...], privileged: bool) -> str:
     for name in ("upper", "work"):
         (place / name).mkdir()
-    root, _ = overlay.mount(str(place / "upper"), str(place / "work"), (), overlay.Base(lowers, (), privileged))
+    root, _ = overlay.mount(
+        str(place / "upper"), str(place / "work"), (), overlay.Base(lowers, (), privileged)
+    )
     return f"/proc/self/fd/{root}"
 
 

@@ -17,7 +17,9 @@ def send(sock: socket.socket, message: dict[str, Any], fds: list[int] | None = N
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     block = json.dumps(message).encode()
     if len(block) > _MAX_MESSAGE:
-        raise ValueError(f"a message of {len(block)} bytes is over the bound of {_MAX_MESSAGE}: pass less in env= or mounts=")
+        raise ValueError(
+            f"{len(block)} bytes are over the bound of {_MAX_MESSAGE}: pass less in env= or mounts="
+        )
     sock.sendmsg([block], rights)
 
 

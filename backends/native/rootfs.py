@@ -77,7 +77,7 @@ class Rootfs:
                 fd, syscalls.MOUNT_ATTR_IDMAP | syscalls.MOUNT_ATTR_RDONLY, userns_fd=userns_fd
             )
             lowers.append(f"/proc/self/fd/{fd}")
-        attached = []
+        attached: list[tuple[str, str]] = []
         for source, target in self.attached:
             fd = syscalls.open_tree(source, recursive=not privileged)
             _make_read_only(fd, userns_fd, privileged)
@@ -99,9 +99,7 @@ def _make_read_only(fd: int, userns_fd: int, privileged: bool) -> None:
     if privileged:
         try:
             syscalls.mount_setattr(fd, syscalls.MOUNT_ATTR_IDMAP, userns_fd=userns_fd)
-        except (
-            OSError
-        ):  # a file system that can't be id-mapped: its files then belong to nobody in the sandbox
+        except OSError:  # a file system that can't be id-mapped: its files then belong to nobody inside
             pass
 
 
@@ -205,9 +203,8 @@ def python_folders(extra: Sequence[str] = ()) -> list[str]:
     wanted = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     wanted |= {os.path.dirname(os.path.realpath(sys.executable)), *extra}
     environment = os.path.dirname(os.path.dirname(_interpreter()))
-    if os.path.exists(
-        os.path.join(environment, "pyvenv.cfg")
-    ):  # sys.prefix misses it here: no `site` (-S) ran
+    # `sys.prefix` misses it here: no `site` (-S) ran.
+    if os.path.exists(os.path.join(environment, "pyvenv.cfg")):
         wanted.add(environment)
     found: list[str] = []
     for entry in sorted({os.path.realpath(path) for path in wanted if os.path.isdir(path)}):

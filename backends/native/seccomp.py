@@ -93,10 +93,7 @@ def program() -> bytes:
         number = numbers[column]
         if number is not None:
             code += [_op(_JEQ, number, 0, 1), _op(_RETURN, eperm)]
-    for call in (
-        _CLONE,
-        _UNSHARE,
-    ):  # no user namespace of the guest's own: it would come with fresh capabilities
+    for call in (_CLONE, _UNSHARE):  # no user namespace of its own: it would come with fresh capabilities
         code += [
             _op(_JEQ, call[machine], 0, 3),
             _op(_LOAD, _ARG0),

@@ -1,4 +1,4 @@
-"""Parts of a sandbox that can be made before anyone asks: its layer, its control group, its network namespace, its socket.
+"""Parts of a sandbox that can be made before anyone asks: layer, control group, network namespace, socket.
 
 They are most of what a restore would otherwise wait for. The supervisor makes them when it has nothing else to do.
 """

@@ -94,7 +94,11 @@ def _enter(order: Order) -> NoReturn:
         _keep_only(order.control_fd)
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         syscalls.seccomp_filter(seccomp.program())
-        environment = {**_DEFAULT_ENV, "PATH": f"{os.path.dirname(order.python)}:{_STANDARD_PATH}", **order.env}
+        environment = {
+            **_DEFAULT_ENV,
+            "PATH": f"{os.path.dirname(order.python)}:{_STANDARD_PATH}",
+            **order.env,
+        }
         argv = [order.python, "-s", f"{GUEST_FOLDER}/start.py", str(order.control_fd), *order.path]
         os.execve(order.python, argv, environment)
     except BaseException as error:

@@ -94,7 +94,10 @@ def _map_code() -> Any:
         return None
     try:
         page = mmap.mmap(
-            -1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+            -1,
+            mmap.PAGESIZE,
+            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+            mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC,
         )
     except PermissionError:  # a security module that allows no writable code
         return None

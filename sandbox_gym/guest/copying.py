@@ -70,7 +70,9 @@ class Copier:
         batch.add(syscalls.NR_UNSHARE, syscalls.CLONE_NEWCGROUP)  # with that group as its root
         # Announced early: the supervisor and the client do their part while this process moves in.
         batch.add(syscalls.NR_WRITE, control, _READY, len(_READY))
-        batch.add(syscalls.NR_RT_SIGACTION, signal.SIGCHLD, ctypes.addressof(self._on_child), 0, _SIGSET_BYTES)
+        batch.add(
+            syscalls.NR_RT_SIGACTION, signal.SIGCHLD, ctypes.addressof(self._on_child), 0, _SIGSET_BYTES
+        )
         batch.add(syscalls.NR_SETNS, netns, syscalls.CLONE_NEWNET)
         batch.add(*syscalls.move_mount_call(root, "/"))
         batch.add(syscalls.NR_FCHDIR, root)
@@ -80,7 +82,8 @@ class Copier:
         batch.add(syscalls.NR_PIVOT_ROOT, b".", b".")
         batch.add(syscalls.NR_UMOUNT2, b".", MNT_DETACH)
         batch.add(syscalls.NR_CHDIR, os.fsencode(self._cwd))
-        batch.add(syscalls.NR_DUP3, control, connection_fd, os.O_CLOEXEC)  # the connection goes on under its old number
+        # The connection goes on under its old number.
+        batch.add(syscalls.NR_DUP3, control, connection_fd, os.O_CLOEXEC)
         for fd in frame.fds:
             batch.add(syscalls.NR_CLOSE, fd)
         return batch
@@ -146,7 +149,7 @@ def _give_up(control: int, error: BatchError) -> NoReturn:
 
 
 def _refuse_timers() -> None:
-    """/proc doesn't show these, so the planner can't: fork drops them, and here they would go off in the frozen origin."""
+    """/proc doesn't show these, so the planner can't: fork drops them, and the frozen origin's would go off."""
     for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         if signal.getitimer(which)[0]:
             raise OSError(errno.EBUSY, "an interval timer is armed (alarm, setitimer)")

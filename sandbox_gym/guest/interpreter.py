@@ -28,9 +28,8 @@ class Interpreter:
     def __init__(self) -> None:
         self._module = types.ModuleType("__main__")
         self._module.__dict__["__builtins__"] = builtins
-        sys.modules["__main__"] = (
-            self._module
-        )  # classes defined in cells pickle and introspect as in a script
+        # Classes defined in cells pickle and introspect as in a script.
+        sys.modules["__main__"] = self._module
         self._cells = 0
         self._running = False
         self._capture = _Capture()

@@ -19,8 +19,8 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-# What a guest makes anew for a copy at once. The control group's namespace follows when the group is joined, the network's
-# comes ready made, and the user namespace is its origin's.
+# What a guest makes anew for a copy at once. The control group's namespace follows when the group is joined, the
+# network's comes ready made, and the user namespace is its origin's.
 CLONE_SANDBOX = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
 SIGCHLD = 17
 
@@ -132,8 +132,7 @@ def open_tree(path: str, *, dfd: int = AT_FDCWD, recursive: bool = False) -> int
 
 def move_mount(fd: int, target: str) -> None:
     """Attaches the detached mount `fd` at a path."""
-    number, *arguments = move_mount_call(fd, target)
-    _syscall(f"move_mount {target}", number, *arguments)
+    _syscall(f"move_mount {target}", *move_mount_call(fd, target))
 
 
 def move_mount_call(fd: int, target: str) -> tuple[int, int, bytes, int, bytes, int]:

@@ -1,0 +1,236 @@
+"""The guests of a supervisor: those expected, sandboxes, snapshots, and the dead that are still to be taken apart."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sandbox_gym.errors import SandboxDied
+
+from .copies import CopyFailed, Expected, Maker, deadline_in, read_announcement, read_refusal
+from .loop import Loop
+from .node import Node
+
+MAX_DEPTH = (
+    29  # the kernel nests 32 pid namespaces; the host's, the supervisor's and the first guest's are below
+)
+_DEATHS_KEPT = 1000
+_DYING_KEPT = 64  # beyond that, the dead are taken apart before anything else
+
+
+class Population:
+    """Guests come, live, become snapshots, and go. `loop` tells of each; nothing here knows a client."""
+
+    def __init__(self, loop: Loop, maker: Maker) -> None:
+        self.sandboxes: dict[str, Node] = {}
+        self.snapshots: dict[str, Node] = {}
+        self.deaths: dict[str, str] = {}  # why the last thousand ended, by id
+        self._loop = loop
+        self._maker = maker
+        self._expected: dict[int, Expected] = {}
+        self._dying: list[Node] = []  # ended, and still to be taken apart
+        self._awaited = 0  # ends that a client waits for
+
+    @property
+    def living(self) -> int:
+        """How many sandboxes there are, those in the making included."""
+        return len(self.sandboxes) + len(self._expected)
+
+    # ---- time -----------------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Waits for the next events, handles them, and what is due. Idle moments go to what comes next."""
+        idle = None if self._expected else self._idle
+        self._loop.turn(idle, now=self._awaited > 0, patience=self._patience)
+        self._expire()
+        while len(self._dying) > _DYING_KEPT and self._bury():
+            pass
+
+    def _idle(self) -> bool:
+        return self._prepare() or self._bury()
+
+    def _prepare(self) -> bool:
+        try:
+            return self._maker.prepare()
+        # A request that needs the same will fail the same way, and its client will hear of it.
+        except OSError:
+            return False
+
+    def _patience(self) -> float:
+        """Seconds until something is due without an event."""
+        due = [expected.deadline for expected in self._expected.values()]
+        due += [node.dies_at for node in self.sandboxes.values() if node.dies_at is not None]
+        if self._dying:
+            due.append(deadline_in(0.02))
+        return max(0.0, min(due) - time.monotonic()) if due else -1
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for expected in [e for e in self._expected.values() if e.deadline <= now]:
+            self._arrive(expected, CopyFailed("it did not answer in time"))
+        for node in [n for n in self.sandboxes.values() if n.dies_at is not None and n.dies_at <= now]:
+            node.kill("its time to live is over")
+
+    # ---- coming ---------------------------------------------------------------------------------------------------
+
+    def expect(self, expected: Expected) -> None:
+        """A guest is on its way; `expected.done` hears how it ended."""
+        fd = expected.node.control.fileno()
+        self._expected[fd] = expected
+        self._loop.watch(fd, lambda: self._announced(expected))
+        source = expected.source
+        if source is not None and source.control.fileno() not in self._loop:
+            self._loop.watch(source.control.fileno(), lambda: self._refused(source))
+
+    def _announced(self, expected: Expected) -> None:
+        try:
+            read_announcement(expected.node)
+        except (CopyFailed, OSError) as failure:
+            source = expected.source
+            if source is not None and select.select([source.control], [], [], 0)[0]:
+                self._refused(source)  # its word, which came first, says why; else it would reach the client
+            else:
+                short = (
+                    "its memory limit is too small for a guest: " if expected.node.group.oom_kills() else ""
+                )
+                self._arrive(expected, CopyFailed(f"{short}{failure}"))
+        else:
+            self._arrive(expected, None)
+
+    def _refused(self, source: Node) -> None:
+        """The origin itself spoke: the oldest of its expected copies can't be made."""
+        message = read_refusal(source)
+        for expected in [e for e in self._expected.values() if e.source is source]:
+            if "No space left" in message:
+                message = f"snapshots nest too deep here (level {source.depth}): restore from an earlier one"
+            self._arrive(expected, CopyFailed(message))
+            break
+        else:
+            self._loop.unwatch(source.control.fileno())
+
+    def _arrive(self, expected: Expected, failure: CopyFailed | None) -> None:
+        node, source = expected.node, expected.source
+        fd = node.control.fileno()
+        del self._expected[fd]
+        self._loop.unwatch(fd)
+        if source is not None and not any(e.source is source for e in self._expected.values()):
+            self._loop.unwatch(source.control.fileno())
+        if failure is None:
+            self._loop.watch(node.pidfd, lambda: self._exited(node))
+        else:
+            self._maker.discard(node)
+        expected.done(expected, failure)
+        if failure is None and not node.is_confined():  # after the reply: the client wakes up meanwhile
+            node.kill("its process was not in its control group")
+        if failure is not None and source is not None:
+            self._drop_unneeded(source)
+
+    def admit(self, node: Node, sandbox_id: str, name: str, origin: str | None) -> None:
+        """A guest that has come is a sandbox under this id."""
+        node.id, node.name, node.origin = sandbox_id, name or sandbox_id, origin
+        ttl = node.family.spec.ttl
+        if ttl is not None and node.dies_at is None:
+            node.dies_at = deadline_in(ttl)
+        self.sandboxes[node.id] = node
+
+    def become_snapshot(self, node: Node) -> dict[str, Any]:
+        """The sandbox itself is the snapshot from now on: `id`, `engine`, `why`, `depth_left`."""
+        node.frozen, node.handles, node.dies_at = True, 1, None
+        node.id = node.name = secrets.token_hex(6)
+        self.snapshots[node.id] = node
+        why = "one single-threaded process with nothing shared"
+        return {"id": node.id, "engine": "fork", "why": why, "depth_left": MAX_DEPTH - node.depth}
+
+    def take_place(self, heir: Node, sandbox_id: str) -> None:
+        """The copy goes on under the id, name and age of a sandbox that ends now, or has ended."""
+        del self.sandboxes[heir.id]
+        old = self.sandboxes.pop(sandbox_id, None)
+        name = heir.name
+        if old is not None:
+            heir.created, heir.dies_at, name = old.created, old.dies_at, old.name
+            old.kill("a snapshot was restored in its place")
+        self.admit(heir, sandbox_id, name, heir.origin)
+
+    def get(self, sandbox_id: str) -> Node:
+        """Raises SandboxDied, with the reason, when it is no more."""
+        node = self.sandboxes.get(sandbox_id)
+        if node is None:
+            reason = self.deaths.get(sandbox_id, "it is not known here")
+            raise SandboxDied(f"sandbox {sandbox_id} is gone: {reason}")
+        return node
+
+    # ---- going ----------------------------------------------------------------------------------------------------
+
+    def terminate(self, node: Node, reason: str, ended: Callable[[], object]) -> None:
+        """Kills a sandbox; `ended` is called when its processes are gone."""
+
+        def tell() -> None:
+            self._awaited -= 1
+            ended()
+
+        self._awaited += 1
+        node.on_exit.append(tell)
+        node.kill(reason)
+
+    def release(self, snapshot_id: str) -> None:
+        """Gives up a snapshot's handle. Idempotent."""
+        node = self.snapshots.pop(snapshot_id, None)
+        if node is not None:
+            node.handles = 0
+            self._drop_unneeded(node)
+
+    def _exited(self, node: Node) -> None:
+        self._loop.unwatch(node.pidfd)
+        self._reap()
+        self._maker.forget(node)
+        killed = node.group.oom_kills()
+        limit = node.family.spec.limits.memory_bytes
+        reason = (
+            f"memory: its limit of {limit} bytes was reached" if killed and not node.reason else node.reason
+        )
+        if self.sandboxes.get(node.id) is node:
+            del self.sandboxes[node.id]
+        self.snapshots.pop(node.id, None)
+        self.deaths[node.id] = reason or "its process ended, crashed or closed its control socket"
+        while len(self.deaths) > _DEATHS_KEPT:
+            self.deaths.pop(next(iter(self.deaths)))
+        self._loop.unwatch(node.control.fileno())
+        node.close()
+        for expected in [e for e in self._expected.values() if e.source is node]:
+            self._arrive(expected, CopyFailed("the origin's process ended"))
+        for callback in node.on_exit:
+            callback()
+        node.on_exit.clear()
+        self._dying.append(node)
+
+    def _bury(self) -> bool:
+        """Takes apart what one of the dead has left. False when there is none, or all of it is still in use."""
+        for node in self._dying:
+            if node.children or not node.group.remove():
+                continue
+            self._dying.remove(node)
+            node.layer.drop()
+            parent, node.parent = node.parent, None
+            if parent is not None:
+                parent.children.discard(node)
+                self._drop_unneeded(parent)
+            return True
+        return False
+
+    def _drop_unneeded(self, node: Node) -> None:
+        """Ends a snapshot that no handle and no copy needs; `_bury` then looks at its origin in turn."""
+        expected = any(e.source is node for e in self._expected.values())
+        if node.frozen and not node.handles and not node.children and not expected:
+            node.kill("nothing needs this snapshot any more")
+
+    def _reap(self) -> None:
+        """The first guests of families are this process's children; copies are their origin's."""
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
