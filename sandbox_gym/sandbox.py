@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import builtins
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from sandbox_gym import _idle, _records, _transfer
+from sandbox_gym import _idle, _records
+from sandbox_gym._calls import GuestCalls
 from sandbox_gym._records import UNSET
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.api import (
     Backend,
-    CodeResult,
-    ErrorInfo,
-    ExecResult,
-    FileInfo,
     Live,
     Rng,
     SandboxSpec,
@@ -27,34 +21,24 @@ from sandbox_gym.api import (
     make_mounts,
 )
 from sandbox_gym.backends import lookup
-from sandbox_gym.channel import GuestError
 from sandbox_gym.errors import (
-    LimitExceeded,
-    ProtocolError,
     SandboxDied,
     SandboxError,
-    SandboxTimeout,
     SnapshotError,
 )
-from sandbox_gym.guest import wire
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.seeds import copy_seeds
 
 __all__ = ["Sandbox", "Snapshot"]
 
-_T = TypeVar("_T")
 _START_TIMEOUT = 60.0
-_GRACE = 2.0  # seconds that a cell has to react to its interrupt before the sandbox is killed
-_MARGIN = 10.0  # the guest keeps a command's deadline; past this much more, the guest itself hangs
-_CHUNK = 8 << 20
 _MAX_REASON = 2000  # characters
-_MARGIN_BYTES = 1 << 20  # of an archive over its files: headers, padding
 
 
 _sandboxes: dict[str, Sandbox] = {}
 
 
-class Sandbox:
+class Sandbox(GuestCalls):
     """One isolated container. Thread-safe: calls on one sandbox queue up, calls on several run side by side.
 
     Made by `create`, `restore` and `fork`. A context manager: leaving it terminates the sandbox. It also ends with the
@@ -197,163 +181,6 @@ class Sandbox:
         raise KeyError(
             f"no live sandbox {id_or_name!r} in this process: there are {[b.name for b in Sandbox.list()]}"
         )
-
-    # ---- running things -----------------------------------------------------------------------------------------
-
-    def run_code(self, code: str, timeout: float = 30.0) -> CodeResult:
-        """Runs a cell of Python; names it defines are there for the next. The last expression's repr is the value.
-
-        An exception is data in `result.error`. After `timeout` seconds the cell is interrupted and what it started is
-        killed; one that ignores the interrupt for two seconds takes the sandbox with it (later calls say so).
-        """
-        _records.check_seconds("timeout", timeout)
-        with self._awake():
-            try:
-                fields = self._live.channel.call(Op.CODE, {"code": code}, timeout=timeout)
-            except SandboxTimeout:
-                return self._interrupt(timeout)
-            except (SandboxDied, ProtocolError, GuestError) as error:
-                raise self._fatal(error) from None
-            return self._checked(_records.code_result, fields)
-
-    def _interrupt(self, timeout: float) -> CodeResult:
-        """Ends a cell that has run too long: SIGINT, then all of the sandbox."""
-        try:
-            self._backend.interrupt(self._live)
-            frame = self._live.channel.wait(Op.CODE, timeout=_GRACE)
-            result = _records.code_result(wire.decode(frame.meta, frame.data), self.name)
-        except (SandboxError, GuestError, wire.WireError):
-            reason = f"a cell did not stop {_GRACE} s after its timeout of {timeout} s"
-            self._end("dead", reason)
-            error = ErrorInfo("SandboxDied", f"{reason}: the sandbox was killed", "")
-            return CodeResult("", "", None, error, True, timeout + _GRACE)
-        return replace(result, timed_out=True)
-
-    def shell(
-        self,
-        command: str,
-        timeout: float = 60.0,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-    ) -> ExecResult:
-        """Runs a command line in bash (sh where there is none). Children left in the background live on, and never hold
-        the call; a time-out kills everything that the call started.
-        """
-        line = 'if command -v bash >/dev/null; then exec bash -c "$0"; else eval "$0"; fi'
-        return self.exec(["/bin/sh", "-c", line, command], timeout, cwd=cwd, env=env, stdin=stdin)
-
-    def exec(
-        self,
-        argv: Sequence[str],
-        timeout: float = 60.0,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-    ) -> ExecResult:
-        """Runs a program without a shell. A program that isn't there is exit code 127, as in a shell.
-
-        The first MiB of each stream is kept; `stdout_cut` and `stderr_cut` say how much was not.
-        """
-        _records.check_seconds("timeout", timeout)
-        if isinstance(argv, (str, bytes)) or not argv or not all(isinstance(arg, str) for arg in argv):
-            raise ValueError(
-                f"argv is a program and its arguments, as strings, not {argv!r} (shell() takes a line)"
-            )
-        if any("\0" in text for text in (*argv, cwd or "", *(env or {}), *(env or {}).values())):
-            raise ValueError("no argument, folder or variable of a program can hold a null character")
-        request = {
-            "argv": list(argv),
-            "timeout": timeout,
-            "cwd": cwd,
-            "env": dict(env) if env else None,
-            "stdin": stdin,
-        }
-        with self._awake():
-            fields = self._answer(Op.EXEC, request, timeout=timeout + _MARGIN)
-            result = self._checked(_records.exec_result, fields)
-            if result.exit_code == 137:  # SIGKILL: by the memory limit, if that counts one more
-                kills = self._usage()["oom_kills"]
-                result = replace(result, limit="memory" if kills > self._oom_kills else None)
-                self._oom_kills = kills
-            return result
-
-    # ---- files --------------------------------------------------------------------------------------------------
-
-    def read_file(self, path: str, *, max_bytes: int = 512 << 20) -> bytes:
-        """Raises FileNotFoundError, IsADirectoryError, ...; LimitExceeded when it is larger than `max_bytes`."""
-        blocks: builtins.list[bytes] = []
-        size, end = 0, False
-        while not end:
-            reply = self._file_call(Op.READ, {"path": path, "offset": size, "size": _CHUNK})
-            data, end = self._checked(_records.block, reply)
-            blocks.append(data)
-            size += len(data)
-            if size > max_bytes:
-                raise LimitExceeded(
-                    f"sandbox {self.name}: {path} is larger than {max_bytes} bytes (max_bytes=)"
-                )
-        return b"".join(blocks)
-
-    def read_text(self, path: str, encoding: str = "utf-8") -> str:
-        return self.read_file(path).decode(encoding)
-
-    def write_file(self, path: str, data: bytes | str, *, mode: int | None = None) -> None:
-        """Writes a file, its folders too where they are missing. Raises OSError: "No space left" included."""
-        block = data.encode() if isinstance(data, str) else bytes(data)
-        for start in range(0, max(1, len(block)), _CHUNK):
-            part = block[start : start + _CHUNK]
-            self._file_call(Op.WRITE, {"path": path, "data": part, "append": start > 0, "mode": mode})
-
-    def list_files(
-        self, path: str = ".", *, recursive: bool = False, max_entries: int = 100_000
-    ) -> builtins.list[FileInfo]:
-        """The entries of a folder, by name; links are not followed."""
-        rows = self._file_call(Op.LIST, {"path": path, "recursive": recursive, "most": max_entries})
-        if not isinstance(rows, builtins.list):
-            rows = [None]
-        return [self._checked(_records.file_info, row) for row in rows]
-
-    def upload(self, source: str | os.PathLike[str], target: str) -> None:
-        """Copies a host file or folder to `target` in the sandbox. Raises FileNotFoundError, OSError."""
-        source = Path(source)
-        if not source.is_dir():
-            self.write_file(target, source.read_bytes(), mode=source.stat().st_mode & 0o777)
-            return
-        with tempfile.TemporaryFile() as spool, self._awake():
-            size = _transfer.pack(source, spool)
-            for start in range(0, size, _CHUNK):
-                ends = {"first": start == 0, "last": start + _CHUNK >= size}
-                self._file_call(Op.UNPACK, {"data": spool.read(_CHUNK), "target": target, **ends})
-
-    def download(self, source: str, target: str | os.PathLike[str], *, max_bytes: int = 8 << 30) -> None:
-        """Copies a file or folder of the sandbox to the host path `target`. The guest is not trusted: nothing is
-        written outside `target`, device files and links that leave it are refused.
-
-        Raises:
-            FileNotFoundError, LimitExceeded: it is not there; it is larger than `max_bytes`.
-            ProtocolError: it holds what is refused.
-        """
-        with tempfile.TemporaryFile() as spool, self._awake():
-            end = False
-            while not end:
-                request = {"path": None if spool.tell() else source, "offset": spool.tell()}
-                data, end = self._checked(_records.block, self._file_call(Op.PACK, request))
-                spool.write(data)
-                if spool.tell() > max_bytes + _MARGIN_BYTES:
-                    raise LimitExceeded(
-                        f"sandbox {self.name}: {source} is larger than {max_bytes} bytes (max_bytes=)"
-                    )
-            spool.seek(0)
-            _transfer.unpack(spool, Path(target), max_bytes=max_bytes, name=self.name)
-
-    def _file_call(self, op: Op, value: Any) -> Any:
-        try:
-            return self._call(op, value, timeout=60.0)
-        except GuestError as error:
-            raise _records.os_error(error.info, self.name) from None
 
     # ---- snapshots ----------------------------------------------------------------------------------------------
 
@@ -524,62 +351,6 @@ class Sandbox:
 
     def __repr__(self) -> str:
         return f"<Sandbox {self.name} {self._state}>"
-
-    # ---- calls to the guest --------------------------------------------------------------------------------------
-
-    def _call(self, op: Op, value: Any = None, *, timeout: float) -> Any:
-        """One request to the guest. Raises GuestError for what its handler raised; anything worse ends the sandbox."""
-        with self._awake():
-            try:
-                return self._live.channel.call(op, value, timeout=timeout)
-            except (SandboxTimeout, SandboxDied, ProtocolError) as error:
-                raise self._fatal(error) from None
-
-    def _answer(self, op: Op, value: Any, *, timeout: float) -> Any:
-        """`_call` of a handler that never raises: one that does is broken, and ends the sandbox."""
-        try:
-            return self._call(op, value, timeout=timeout)
-        except GuestError as error:
-            raise self._fatal(error) from None
-
-    def _checked(self, check: Callable[[Any, str], _T], answer: Any) -> _T:
-        """A guest's answer, checked; one that lies is killed."""
-        try:
-            return check(answer, self.name)
-        except ProtocolError as error:
-            raise self._fatal(error) from None
-
-    def _usage(self) -> dict[str, int]:
-        try:
-            return self._backend.usage(self.id)
-        except SandboxDied as error:
-            raise self._fatal(error) from None
-
-    def _request(self, op: Op, meta: bytes = b"", *data: Any, timeout: float) -> wire.Frame:
-        """`_call` with bytes both ways."""
-        with self._awake():
-            try:
-                return self._live.channel.request(op, meta, *data, timeout=timeout)
-            except (SandboxTimeout, SandboxDied, ProtocolError) as error:
-                raise self._fatal(error) from None
-
-    def _fatal(self, error: Exception) -> Exception:
-        """Ends the sandbox over an error, which comes back with the cause in its message."""
-        if isinstance(error, GuestError):
-            error = ProtocolError(f"sandbox {self.name}: its interpreter failed: {str(error)[:_MAX_REASON]}")
-        if self._ending:
-            self._end("terminated", "it was terminated")
-            return SandboxDied(f"sandbox {self.name} was terminated during the call")
-        try:
-            reason = self._backend.death(self._live) if isinstance(error, SandboxDied) else ""
-        except SandboxError as gone:
-            reason = str(gone)
-        self._end("dead", str(error))
-        if reason.startswith("memory"):
-            return LimitExceeded(f"sandbox {self.name} was killed: {reason}; create it with a larger memory=")
-        if isinstance(error, SandboxDied):
-            return SandboxDied(f"sandbox {self.name} is gone: {reason}")
-        return type(error)(f"{error}; it was killed")
 
 
 def _check_names(names: Sequence[str | None]) -> None:
