@@ -98,7 +98,7 @@ def test_episode_statistics(lanes: Lanes) -> None:
     ours.reset(seed=1)
     theirs.reset(seed=1)
     theirs.action_space.seed(1)
-    for _ in range(40):
+    for _ in range(100):
         actions = theirs.action_space.sample()
         ours_infos, theirs_infos = ours.step(actions)[4], theirs.step(actions)[4]
         for infos in (ours_infos, theirs_infos):
