@@ -5,7 +5,7 @@
 Steps per second of CartPole, where all that counts is what a step costs beside the environment. With fresh="reuse" a
 lane resets as AsyncVectorEnv's do, by the environment's own reset; with fresh="snapshot", the default, each episode
 starts in a new copy of the sandbox, whose price is the more visible the shorter episodes are: 22 steps of random play,
-or up to 500 with a policy that balances the pole.
+or up to 500 with a policy that balances the pole. The floor is one plain process a lane, over the same kind of socket.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 import sandbox_gym  # noqa: F401  # registers Sandbox-v0
+from benchmarks._plain import PlainLanes
 from benchmarks._report import Row, main, progress
 from sandbox_gym._spares import forget
 
@@ -59,6 +60,7 @@ def steps_per_second(env: Any, policy: Callable[[Any], Any], seconds: float, see
 def stepping(n: int, play: Callable[..., Any], rounds: int, seconds: float) -> dict[str, float]:
     """Medians of steps per second, by kind of lanes."""
     envs = {
+        "plain": PlainLanes(n),  # first: forked while this process is still small
         "async": bare(n),
         "reuse": sandboxed(n, fresh="reuse"),
         "snapshot": sandboxed(n, fresh="snapshot"),
@@ -140,6 +142,8 @@ def run(quick: bool) -> list[Row]:
                 more_is_better=True,
             )
         )
+        name = f"steps/s, {n} lanes, plain forked processes (the floor)"
+        rows.append(Row(name, rates["plain"], "1/s", "AsyncVectorEnv", rates["async"]))
         name = f"steps/s, {n} lanes, default (fresh=snapshot), random play"
         rows.append(Row(name, rates["snapshot"], "1/s", "AsyncVectorEnv", rates["async"]))
         progress(f"balancing, {n} lanes")
