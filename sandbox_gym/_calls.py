@@ -107,8 +107,9 @@ class GuestCalls:
             raise ValueError(
                 f"argv is a program and its arguments, as strings, not {argv!r} (shell() takes a line)"
             )
-        if any("\0" in text for text in (*argv, cwd or "", *(env or {}), *(env or {}).values())):
-            raise ValueError("no argument, folder or variable of a program can hold a null character")
+        for text in (*argv, cwd or "", *(env or {}), *(env or {}).values()):
+            if b"\0" in os.fsencode(text):  # UnicodeEncodeError, a ValueError, for a lone surrogate
+                raise ValueError("no argument, folder or variable of a program can hold a null character")
         request = {
             "argv": list(argv),
             "timeout": timeout,

@@ -76,6 +76,13 @@ def test_output_that_is_no_text(box: Sandbox) -> None:
     assert box.shell(r"printf '\377a\0b'").stdout == "�a\0b"
 
 
+@pytest.mark.parametrize("line", ["\ud800", "a\0b"])
+def test_a_line_that_no_program_can_be_given(box: Sandbox, line: str) -> None:
+    with pytest.raises(ValueError, match="null|surrogates"):
+        box.shell(line)
+    assert box.shell("true").ok
+
+
 @pytest.mark.parametrize("argv", [[], "ls", ["a\0b"], [b"ls"], [1], None])
 def test_an_argv_that_is_none(box: Sandbox, argv: list[str]) -> None:
     with pytest.raises((ValueError, TypeError)):
