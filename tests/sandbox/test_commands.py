@@ -78,7 +78,7 @@ def test_output_that_is_no_text(box: Sandbox) -> None:
 
 @pytest.mark.parametrize("line", ["\ud800", "a\0b"])
 def test_a_line_that_no_program_can_be_given(box: Sandbox, line: str) -> None:
-    with pytest.raises(ValueError, match="null|surrogates"):
+    with pytest.raises(ValueError, match=r"null|surrogates"):
         box.shell(line)
     assert box.shell("true").ok
 
