@@ -15,6 +15,7 @@ from typing import Any
 from . import protocol
 from .cgroups import PREFIX
 
+_MOST_ROWS = 100_000
 _PATIENCE = 5.0  # seconds that a control group may take to empty after its last process was killed
 
 
@@ -89,7 +90,7 @@ def rows(sock: socket.socket) -> list[dict[str, Any]]:
     """Everything that one supervisor holds."""
     found: list[dict[str, Any]] = []
     more = True
-    while more:
+    while more and len(found) < _MOST_ROWS:
         protocol.send(sock, {"op": "list", "start": len(found)})
         reply, _ = protocol.receive(sock)
         found += reply["rows"]
@@ -98,16 +99,32 @@ def rows(sock: socket.socket) -> list[dict[str, Any]]:
 
 
 def list_all() -> list[dict[str, Any]]:
-    """Live sandboxes and snapshots of every client of this user (of every client, as root, that runs as root)."""
+    """Live sandboxes and snapshots of every client of this user; as root, of every user on this host."""
     found = []
-    for folder in _folders():
+    for folder in _folders() + (_of_other_users() if os.geteuid() == 0 else []):
         try:
             with _connect(folder) as sock:
-                owner = _info(folder).get("owner_pid", 0)
-                found += [{**row, "owner_pid": owner} for row in rows(sock)]
-        except (OSError, EOFError):
-            continue
+                owner = int(_info(folder).get("owner_pid", 0))
+                found += [_plain_row(row, owner) for row in rows(sock)]
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AssertionError):
+            continue  # it ended meanwhile, or some user's socket answers what no supervisor does
     return found
+
+
+def _of_other_users() -> list[Path]:
+    return [
+        folder
+        for root, pattern in (("/run/user", "*/sandbox-gym-*/*"), ("/tmp", "sandbox-gym-*/*"))
+        for folder in Path(root).glob(pattern)
+    ]
+
+
+def _plain_row(row: dict[str, Any], owner_pid: int) -> dict[str, Any]:
+    """Only what a row has, of its types and printable: another user may have made it up."""
+    texts = {name: ascii(str(row[name]))[1:-1][:80] for name in ("id", "name", "state")}
+    parent = None if row["parent"] is None else ascii(str(row["parent"]))[1:-1][:80]
+    numbers = {"age": float(row["age"]), "memory_bytes": int(row["memory_bytes"]), "pid": int(row["pid"])}
+    return {**texts, "parent": parent, **numbers, "owner_pid": owner_pid}
 
 
 def collect(dry_run: bool = False) -> list[str]:

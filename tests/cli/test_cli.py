@@ -132,3 +132,21 @@ def test_rows_have_what_ls_shows() -> None:
         row = next(row for row in registry.list_all() if row["id"] == box.id)
         json.dumps(row)
         assert {"id", "name", "state", "age", "parent", "memory_bytes", "pid", "owner_pid"} <= set(row)
+
+
+def test_a_row_that_another_user_made_up_harms_no_terminal() -> None:
+    row = {
+        "id": "\x1b[2J",
+        "name": "é" * 500,
+        "state": "running",
+        "parent": None,
+        "age": 1,
+        "memory_bytes": 2,
+        "pid": 3,
+        "more": "dropped",
+    }
+    plain = registry._plain_row(row, 7)
+    assert plain["id"] == "\\x1b[2J" and plain["name"].isascii() and len(plain["name"]) <= 80
+    assert "more" not in plain and plain["owner_pid"] == 7
+    with pytest.raises((ValueError, TypeError)):
+        registry._plain_row({**row, "age": "old"}, 7)
