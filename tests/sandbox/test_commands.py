@@ -129,9 +129,12 @@ def test_a_server_left_behind_works_on(box: Sandbox) -> None:
         "up"
         in box.shell("python3 server.py & while ! grep -q :1F40 /proc/net/tcp; do :; done; sleep 0.02").stdout
     )
-    fetch = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000', timeout=5).read().decode())"
+    fetch = (
+        "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000', timeout=30).read().decode())"
+    )
     for _ in range(5):
-        assert box.exec(["python3", "-c", fetch]).stdout == "served\n"
+        fetched = box.exec(["python3", "-c", fetch])
+        assert fetched.stdout == "served\n", fetched.stderr[-2000:]
     assert box.run_code(fetch).stdout == "served\n"
 
 
