@@ -148,6 +148,8 @@ def run(quick: bool) -> list[Row]:
         rows.append(Row(name, rates["snapshot"], "1/s", "AsyncVectorEnv", rates["async"]))
         progress(f"balancing, {n} lanes")
         rates = stepping(n, balance, rounds, seconds)
+        name = f"steps/s, {n} lanes, fresh=reuse, balancing"
+        rows.append(Row(name, rates["reuse"], "1/s", "AsyncVectorEnv", rates["async"]))
         name = f"steps/s, {n} lanes, default (fresh=snapshot), balancing"
         rows.append(Row(name, rates["snapshot"], "1/s", "AsyncVectorEnv", rates["async"]))
     progress("resets")

@@ -176,11 +176,15 @@ class Hosted:
         """Starts an episode. With `carry`, the "chance" of the copy before, its random numbers go on from there; what
         can't be carried is seeded with `seed`.
         """
+        observation, info = self._begin(seed, options, carry)
+        return [self._observations.dump(observation), info]
+
+    def _begin(self, seed: int | None = None, options: Any = None, carry: Any = None) -> tuple[Any, Any]:
         observation, info = chance.reset(self._env, seed, options, carry)
         self._sampler_seed = seed
         self._remember(observation, info)
         self._ended = False, False
-        return [self._observations.dump(observation), info]
+        return observation, info
 
     def _again(self) -> list[Any]:
         """The last observation and info once more: for the owner of a copy."""
@@ -205,7 +209,7 @@ class Hosted:
 
     def _go_on(self) -> tuple[float, bool, bool]:
         """The next episode, as a step's result."""
-        self._reset()
+        self._begin()
         return 0.0, False, False
 
     def _remember(self, observation: Any, info: Any) -> None:
