@@ -1,8 +1,8 @@
 """A list of system calls made in one go, without a step of Python between them.
 
-A copy pays a page fault (2.5 us on a virtual machine) for each page it touches first, and a Python call touches about 20
-of them: moving in step by step cost a copy more than its clone. So the calls are laid out before the clone,
-and the copy runs through them in 99 bytes of machine code:
+A copy pays a page fault (2.5 us on a virtual machine) for each page it touches first, and a Python call touches about
+20 of them: moving in step by step cost a copy more than its clone. So the calls are laid out before the clone, and the
+copy runs through them in 99 bytes of machine code:
 
     struct call { long nr, a, b, c, d, e; };
     long run(const struct call *calls, long n, long clone_nr) {
