@@ -41,9 +41,8 @@ class Maker:
         self._spares = spares
         self._userns_fd = userns_fd
         self._hot: Node | None = None  # the snapshot restored last, when it was not for the first time
-        self._prepared: tuple[Node, Parts, int] | None = (
-            None  # the parts and the mounted disk of its next copy
-        )
+        # The parts and the mounted disk of its next copy.
+        self._prepared: tuple[Node, Parts, int] | None = None
 
     def first(self, family: Family, name: str | None) -> Node:
         """Starts a family's first guest. Raises OSError."""
@@ -78,9 +77,8 @@ class Maker:
         source.copied = True
         node, parts, root = self._assemble(source.family, source, name)
         attached = attach(source.family)
-        targets = [target for _, target in attached]
-        meta, _ = wire.encode({"joins": len(parts.group.join_fds), "attach": targets})
         joins = parts.group.join_fds
+        meta, _ = wire.encode({"joins": len(joins), "attach": [target for _, target in attached]})
         fds = [parts.theirs.fileno(), root, parts.netns_fd, *joins, *(fd for fd, _ in attached)]
         try:
             wire.send(source.control, Op.CLONE, 0, 0, meta, fds=fds)
@@ -94,7 +92,9 @@ class Maker:
     def prepare(self) -> bool:
         """Makes one thing that the next requests are likely to need. False when all is there."""
         hot = self._hot
-        if hot is None or hot.pidfd < 0 or (self._prepared is not None and self._prepared[0] is hot):
+        ready = self._prepared is not None and self._prepared[0] is hot
+        # Frozen: the disk of a sandbox that goes on after a refusal still changes.
+        if hot is None or not hot.frozen or hot.pidfd < 0 or ready:
             return self._spares.refill()
         self.forget(None)
         parts, root = self._mount(hot.family, hot)

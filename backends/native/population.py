@@ -15,9 +15,8 @@ from .copies import CopyFailed, Expected, Maker, deadline_in, read_announcement,
 from .loop import Loop
 from .node import Node
 
-MAX_DEPTH = (
-    29  # the kernel nests 32 pid namespaces; the host's, the supervisor's and the first guest's are below
-)
+# The kernel nests 32 pid namespaces; the host's, the supervisor's and the first guest's are below.
+MAX_DEPTH = 29
 _DEATHS_KEPT = 1000
 _DYING_KEPT = 64  # beyond that, the dead are taken apart before anything else
 
@@ -56,8 +55,7 @@ class Population:
     def _prepare(self) -> bool:
         try:
             return self._maker.prepare()
-        # A request that needs the same will fail the same way, and its client will hear of it.
-        except OSError:
+        except OSError:  # a request that needs the same fails the same way, and its client hears of it
             return False
 
     def _patience(self) -> float:

@@ -163,3 +163,19 @@ def test_a_working_folder_that_was_removed(box: Sandbox) -> None:
     assert box.run_code("kept").value == "1"
     box.run_code("os.chdir('/')")
     box.fork(1)[0].terminate()
+
+
+def test_what_is_written_after_refusals_is_in_the_snapshot(box: Sandbox) -> None:
+    """A copy's disk may be mounted ahead, but never that of a sandbox which goes on writing."""
+    box.run_code("import signal; signal.alarm(1000)")
+    for _ in range(3):
+        with pytest.raises(SnapshotError, match="timer"):
+            box.snapshot()
+    box.run_code("import time; time.sleep(0.05)")  # a quiet moment, in which the supervisor prepares
+    box.shell("echo late > /root/late")
+    box.run_code("signal.alarm(0)")
+    snapshot = box.snapshot()
+    assert box.read_text("/root/late") == "late\n"
+    with Sandbox.restore(snapshot) as copy:
+        assert copy.read_text("/root/late") == "late\n"
+    snapshot.delete()
