@@ -20,7 +20,9 @@ _INT64 = struct.Struct("<q")
 Packed = bytes | memoryview
 
 
-class _Leaf(NamedTuple):
+class Leaf(NamedTuple):
+    """How values of one size become bytes. `unpack` takes just `nbytes` of them."""
+
     nbytes: int
     pack: Callable[[Any], Packed]
     unpack: Callable[[Packed], Any]
@@ -41,7 +43,7 @@ class Codec:
 
     def __init__(self, space: Space[Any]) -> None:
         self.space = space
-        leaf = _leaf(space)
+        self.leaf = leaf = _leaf(space)
         self._graphs = _holds_graph(space)
         self.nbytes: int | None = leaf.nbytes if leaf else None
         # dtype and shape, where a value is one array or number
@@ -125,7 +127,7 @@ def number_dtype(space: Any) -> Any:
     return np.dtype(np.int64 if space.dtype is None else space.dtype)
 
 
-def _leaf(space: Space[Any]) -> _Leaf | None:
+def _leaf(space: Space[Any]) -> Leaf | None:
     if isinstance(space, spaces.Discrete):
         return _discrete_leaf(number_dtype(space))
     if isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
@@ -138,7 +140,7 @@ def _leaf(space: Space[Any]) -> _Leaf | None:
     return None
 
 
-def _array_leaf(dtype: Any, shape: tuple[int, ...]) -> _Leaf:
+def _array_leaf(dtype: Any, shape: tuple[int, ...]) -> Leaf:
     ndarray = np.ndarray
     nbytes = math.prod(shape) * dtype.itemsize
     large = nbytes >= _LARGE
@@ -156,7 +158,7 @@ def _array_leaf(dtype: Any, shape: tuple[int, ...]) -> _Leaf:
     def unpack(data: Packed) -> Any:
         return ndarray(shape, dtype, bytearray(data))
 
-    return _Leaf(nbytes, pack, unpack, exact)
+    return Leaf(nbytes, pack, unpack, exact)
 
 
 def _cast(value: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -172,7 +174,7 @@ def _cast(value: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     return cast
 
 
-def _discrete_leaf(dtype: Any) -> _Leaf:
+def _discrete_leaf(dtype: Any) -> Leaf:
     number = dtype.type
     native = dtype == np.int64 and dtype.isnative
     bounds = np.iinfo(dtype)
@@ -190,10 +192,10 @@ def _discrete_leaf(dtype: Any) -> _Leaf:
     def unpack(data: Packed) -> Any:
         return number(_INT64.unpack(data)[0]) if native else np.frombuffer(data, dtype)[0]
 
-    return _Leaf(dtype.itemsize, pack, unpack, exact)
+    return Leaf(dtype.itemsize, pack, unpack, exact)
 
 
-def _composite_leaf(keys: list[Any], parts: list[Space[Any]], kind: type[Any]) -> _Leaf | None:
+def _composite_leaf(keys: list[Any], parts: list[Space[Any]], kind: type[Any]) -> Leaf | None:
     found = [_leaf(part) for part in parts]
     leaves = [leaf for leaf in found if leaf is not None]
     if len(leaves) < len(found):
@@ -223,7 +225,7 @@ def _composite_leaf(keys: list[Any], parts: list[Space[Any]], kind: type[Any]) -
     def unpack_dict(data: Packed) -> Any:
         return {key: unpack(data[start:end]) for key, start, end, unpack in unpackers}
 
-    return _Leaf(ends[-1] if ends else 0, pack, unpack_dict if kind is dict else unpack_tuple, exact)
+    return Leaf(ends[-1] if ends else 0, pack, unpack_dict if kind is dict else unpack_tuple, exact)
 
 
 def _holds_graph(space: Space[Any]) -> bool:
