@@ -82,13 +82,12 @@ class Spares:
         group = None
         try:
             group = self._groups.make(f"{self._count}", limits)
-            netns = self._factory.take()
+            netns, control, theirs = self._factory.take()
         except OSError:
             if group is not None:
                 group.remove()
             layer.drop()
             raise
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         return Parts(layer, group, control, theirs, netns)
 
@@ -97,7 +96,8 @@ class NetnsFactory:
     """A process inside the guests' user namespace that makes network namespaces with `lo` up, one ahead of need.
 
     A guest may only enter a network namespace that its own user namespace owns, and whoever enters that to make one
-    can't come back: so it isn't the supervisor itself.
+    can't come back: so it isn't the supervisor itself. The control socket's pair is made there too, since criu finds a
+    guest's sockets in its network namespace only.
     """
 
     def __init__(self, userns_fd: int) -> None:
@@ -108,13 +108,16 @@ class NetnsFactory:
         theirs.close()
         self._ours.send(b"1")
 
-    def take(self) -> int:
-        """A network namespace that nothing is in. Raises OSError when the kernel makes no more."""
-        block, ancillary, _, _ = self._ours.recvmsg(64, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    def take(self) -> tuple[int, socket.socket, socket.socket]:
+        """A network namespace that nothing is in, and a pair of stream sockets made there. Raises OSError when the
+        kernel makes no more.
+        """
+        block, ancillary, _, _ = self._ours.recvmsg(64, socket.CMSG_SPACE(3 * 4), socket.MSG_CMSG_CLOEXEC)
         self._ours.send(b"1")
         if block != b"ok":
             raise OSError(int(block or b"5"), "no network namespace could be made")
-        return array.array("i", ancillary[0][2])[0]
+        netns, control, theirs = array.array("i", ancillary[0][2])
+        return netns, socket.socket(fileno=control), socket.socket(fileno=theirs)
 
 
 def _make_namespaces(userns_fd: int, sock: socket.socket) -> NoReturn:
@@ -128,7 +131,11 @@ def _make_namespaces(userns_fd: int, sock: socket.socket) -> NoReturn:
             except OSError as error:
                 sock.send(str(error.errno).encode())
                 continue
-            sock.sendmsg([b"ok"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+            pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            made = array.array("i", [fd, *(end.fileno() for end in pair)])
+            sock.sendmsg([b"ok"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, made)])
             os.close(fd)
+            for end in pair:
+                end.close()
     finally:
         os._exit(0)
