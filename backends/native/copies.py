@@ -133,6 +133,8 @@ class Maker:
             disk_fd=parts.disk_fd,
             depth=depth,
         )
+        for layer in below:
+            layer.hold()
         if source is not None:
             source.children.add(node)
         return node, parts, root
@@ -152,7 +154,7 @@ class Maker:
         """Undoes `_assemble` for a node whose guest never came."""
         node.close()
         node.group.remove()
-        node.layer.drop()
+        node.release_layers()
         if node.parent is not None:
             node.parent.children.discard(node)
 

@@ -48,7 +48,9 @@ class Layer:
         self.fd = fd  # of the mount that it is, where it is one of its own
         self.upper, self.work = f"{folder}/u", f"{folder}/w"
         self.lower: str | None = None  # once frozen, what to stack above; None where nothing was ever written
+        self.used = 0  # bytes that the frozen layer holds
         self._drop = drop
+        self._holders = 1
         for path in (self.upper, self.work):
             os.mkdir(path)
             os.chown(path, owner, owner)
@@ -62,9 +64,17 @@ class Layer:
             self.lower = f"{self.folder}/f"
             os.mkdir(self.lower)
             os.rename(content, f"{self.lower}/{SUBDIR}")
+        self.used = used_bytes(self.lower) if self.lower is not None else 0
 
-    def drop(self) -> None:
-        self._drop()
+    def hold(self) -> None:
+        """One more guest or image stands on it."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """One less; the last takes it from the disk."""
+        self._holders -= 1
+        if not self._holders:
+            self._drop()
 
 
 class BtrfsStore:

@@ -17,7 +17,7 @@ from typing import Any
 from sandbox_gym.api import SandboxSpec
 
 from .cgroups import Group
-from .disk import Layer, used_bytes
+from .disk import Layer
 from .overlay import Base
 from .rootfs import Rootfs
 
@@ -58,7 +58,6 @@ class Node:
     reason: str = ""  # why it was killed, when it was
     on_exit: list[Callable[[], object]] = field(default_factory=list)
     _disk_frozen: bool = False
-    _used: int = 0  # bytes, in its own layer
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -70,16 +69,19 @@ class Node:
         if not self._disk_frozen:
             self._disk_frozen = True
             self.layer.freeze()
-            self._used = used_bytes(self.layer.lower) if self.layer.lower is not None else 0
 
     def thaw_disk(self) -> None:
         """The sandbox goes on: no copy came to be."""
         self._disk_frozen = False
 
     def disk_bytes(self) -> int:
-        """What the frozen layers of this node and of those below it hold."""
-        below = self.parent.disk_bytes() if self.parent is not None else 0
-        return below + self._used
+        """What its frozen layers hold."""
+        return sum(layer.used for layer in self.layers)
+
+    def release_layers(self) -> None:
+        """It stands on none of them any more."""
+        for layer in self.layers:
+            layer.release()
 
     def arrived(self, pid: int) -> None:
         """The process is there: it gets a descriptor that outlives its number."""

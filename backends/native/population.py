@@ -211,7 +211,7 @@ class Population:
             if node.children or not node.group.remove():
                 continue
             self._dying.remove(node)
-            node.layer.drop()
+            node.release_layers()
             parent, node.parent = node.parent, None
             if parent is not None:
                 parent.children.discard(node)

@@ -37,7 +37,7 @@ class Parts:
         if self.disk_fd >= 0:
             os.close(self.disk_fd)
         self.group.remove()
-        self.layer.drop()
+        self.layer.release()
 
 
 class Spares:
@@ -86,7 +86,7 @@ class Spares:
         except OSError:
             if group is not None:
                 group.remove()
-            layer.drop()
+            layer.release()
             raise
         control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         return Parts(layer, group, control, theirs, netns)
