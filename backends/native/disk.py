@@ -18,10 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sandbox_gym.api import Limits
-from sandbox_gym.errors import BackendUnavailable
+from sandbox_gym.errors import BackendUnavailable, SnapshotError
 from sandbox_gym.guest import syscalls
 
 from .overlay import SUBDIR
+from .walking import FOLDER, back, into
 
 _BTRFS = 0x94
 
@@ -32,6 +33,7 @@ def _ioctl(number: int, size: int, direction: int) -> int:
 
 _SUBVOL_CREATE = _ioctl(14, 4096, 1)
 _SNAP_DESTROY = _ioctl(15, 4096, 1)
+_SNAP_CREATE = _ioctl(23, 4096, 1)  # BTRFS_IOC_SNAP_CREATE_V2
 _QUOTA_CTL = _ioctl(40, 16, 3)
 _QGROUP_LIMIT = _ioctl(43, 48, 2)
 _ENABLE_SIMPLE_QUOTA = 4  # since Linux 6.7
@@ -43,14 +45,16 @@ _LEAST_BYTES = 1 << 16
 class Layer:
     """One sandbox's writable layer; once frozen, a read-only layer under the copies of its snapshot."""
 
-    def __init__(self, folder: str, owner: int, drop: Callable[[], None], fd: int = -1) -> None:
+    def __init__(self, folder: str, drop: Callable[[], None], fd: int = -1) -> None:
         self.folder = folder
         self.fd = fd  # of the mount that it is, where it is one of its own
-        self.upper, self.work = f"{folder}/u", f"{folder}/w"
+        self.upper, self.work, self.frozen = f"{folder}/u", f"{folder}/w", f"{folder}/f"
         self.lower: str | None = None  # once frozen, what to stack above; None where nothing was ever written
         self.used = 0  # bytes that the frozen layer holds
         self._drop = drop
         self._holders = 1
+
+    def make_folders(self, owner: int) -> None:
         for path in (self.upper, self.work):
             os.mkdir(path)
             os.chown(path, owner, owner)
@@ -61,7 +65,7 @@ class Layer:
         """
         content = f"{self.upper}/{SUBDIR}"
         if self.lower is None and os.path.isdir(content):
-            self.lower = f"{self.folder}/f"
+            self.lower = self.frozen
             os.mkdir(self.lower)
             os.rename(content, f"{self.lower}/{SUBDIR}")
         self.used = used_bytes(self.lower) if self.lower is not None else 0
@@ -79,6 +83,7 @@ class Layer:
 
 class BtrfsStore:
     kind = "btrfs"
+    clones = True  # whether a layer can be copied while it is in use
 
     def __init__(self, folder: Path) -> None:
         """Makes and mounts the file system on `folder`, in this mount namespace. Raises BackendUnavailable."""
@@ -108,12 +113,33 @@ class BtrfsStore:
             raise BackendUnavailable(f"this kernel's btrfs has no simple quotas ({error.strerror})") from None
 
     def make(self, limits: Limits, owner: int) -> Layer:
-        self._count += 1
-        name = f"{self._count}"
+        name = self._next()
         fcntl.ioctl(self._root, _SUBVOL_CREATE, bytearray(struct.pack("q4088s", 0, name.encode())))
-        layer = Layer(f"{self._folder}/{name}", owner, lambda: self._destroy(name))
+        layer = Layer(f"{self._folder}/{name}", lambda: self._destroy(name))
+        layer.make_folders(owner)
         self.limit(layer, limits, 0)
         return layer
+
+    def clone(self, layer: Layer) -> Layer:
+        """A frozen layer with what `layer` holds at this instant, also while it is in use: a snapshot of its subvolume.
+        The kernel first writes out what of it is only in memory, and waits: 2 ms, and 1 s for each GB of that.
+        """
+        name = self._next()
+        fd = os.open(layer.folder, os.O_RDONLY)
+        try:
+            request = struct.pack("qQQ32x4040s", fd, 0, 0, name.encode())
+            fcntl.ioctl(self._root, _SNAP_CREATE, bytearray(request))
+        finally:
+            os.close(fd)
+        copy = Layer(f"{self._folder}/{name}", lambda: self._destroy(name))
+        if layer.lower is not None:
+            copy.lower = copy.frozen
+        copy.freeze()
+        return copy
+
+    def _next(self) -> str:
+        self._count += 1
+        return f"{self._count}"
 
     def limit(self, layer: Layer, limits: Limits, used: int) -> None:
         """Bounds a layer to what the disk limit leaves after `used` bytes of frozen layers below it."""
@@ -132,6 +158,7 @@ class BtrfsStore:
 
 class TmpfsStore:
     kind = "tmpfs"
+    clones = False
 
     def make(self, limits: Limits, owner: int) -> Layer:
         context = syscalls.fsopen("tmpfs")
@@ -142,7 +169,15 @@ class TmpfsStore:
             fd = syscalls.fsmount(context)
         finally:
             os.close(context)
-        return Layer(f"/proc/self/fd/{fd}", owner, lambda: os.close(fd), fd)
+        layer = Layer(f"/proc/self/fd/{fd}", lambda: os.close(fd), fd)
+        layer.make_folders(owner)
+        return layer
+
+    def clone(self, layer: Layer) -> Layer:
+        """Raises SnapshotError."""
+        raise SnapshotError(
+            "a tmpfs can't be copied while it is in use: disks on btrfs can, which needs root and btrfs-progs"
+        )
 
     def limit(self, layer: Layer, limits: Limits, used: int) -> None:
         if limits.disk_bytes is None:
@@ -159,15 +194,47 @@ Store = BtrfsStore | TmpfsStore
 
 
 def used_bytes(path: str) -> int:
-    """What a frozen layer holds, in bytes on disk."""
-    total = 0
-    for folder, _, files in os.walk(path):
-        for name in files:
+    """What a frozen layer holds, in bytes on disk. Raises OSError (ESTALE) when its folders are moved meanwhile.
+
+    Counted file by file: a btrfs quota group counts what its subvolume has itself allocated. That is nothing for blocks
+    shared with another (`clone`, `merge`), and for long too much, since a removed file counts until the next commit.
+    """
+    fd = os.open(path, FOLDER)
+    try:
+        total, below = _used_in(fd)
+        way = [(os.fstat(fd).st_ino, below)]  # each folder's number, and the names in it that are still to do
+        while way:
+            if way[-1][1]:
+                try:
+                    fd = into(fd, way[-1][1].pop())
+                except (FileNotFoundError, NotADirectoryError):  # the guest may still be running
+                    continue
+                used, below = _used_in(fd)
+                total += used
+                way.append((os.fstat(fd).st_ino, below))
+            else:
+                way.pop()
+                if way:
+                    fd = back(fd, way[-1][0])
+        return total
+    finally:
+        os.close(fd)
+
+
+def _used_in(fd: int) -> tuple[int, list[str]]:
+    """The bytes of a folder's own files, and the names of the folders in it."""
+    total, folders = 0, []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+                continue
             try:
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-    return total
+            total += status.st_blocks * 512 // max(1, status.st_nlink)
+    return total, folders
 
 
 def _image_folder() -> str:
