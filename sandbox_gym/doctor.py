@@ -20,6 +20,7 @@ _OLDEST_PYTHON, _OLDEST_GYMNASIUM = (3, 10), (1, 2, 2)
 _MACHINES = ("x86_64", "aarch64")
 _LITTLE_SHM = 64 << 20
 _UNUSED = "not used yet"
+_FORKS_ONLY = "snapshots work only where a fork captures all: one process with one thread"
 
 
 def diagnose() -> tuple[list[Check], bool]:
@@ -129,15 +130,16 @@ def _shared_memory() -> Check:
 
 
 def _criu() -> Check:
-    version = _answer("criu", "--version")
-    if version is None:
-        return Check("criu", "missing", _UNUSED, "apt-get install -y criu")
-    number = re.search(r"\d+(\.\d+)+", version)
-    found = number[0] if number else version
-    if _numbers(found) >= (4, 1):
-        return Check("criu", "ok", f"{found}; {_UNUSED}")
-    meaning = f"{found}, and 4.1 is the first that works: Debian 13 and Ubuntu have it; {_UNUSED}"
-    return Check("criu", "limited", meaning, "apt-get install -y -t trixie criu")
+    from sandbox_gym.backends.native import criu
+
+    found = criu.look()
+    if isinstance(found, criu.Lack):
+        return Check("criu", "missing", f"{found.why}: {_FORKS_ONLY}", found.remedy)
+    complaint = criu.complaint(found)
+    if complaint:
+        meaning = f"{found}, but `criu check` says: {complaint}; {_FORKS_ONLY}"
+        return Check("criu", "limited", meaning, "boot a newer kernel; a container: docker run --privileged")
+    return Check("criu", "ok", f"{found}, `criu check` passes: threads and children are captured too")
 
 
 def _docker() -> Check:

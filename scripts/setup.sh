@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes what the demo and the tests need: system packages, .venv with everything, and .venv-oldest, which is the same with
-# the oldest Gymnasium that sandbox_gym supports. Does nothing when all of it is there. PYTHON chooses the interpreter.
+# Makes what the demo and the tests need: system packages, criu, .venv with everything, and .venv-oldest, which is the
+# same with the oldest Gymnasium that sandbox_gym supports. Does nothing when all of it is there. PYTHON chooses the
+# interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,6 +28,11 @@ install_system_packages() {
   say "Installing ${missing[*]} ..."
   export DEBIAN_FRONTEND=noninteractive
   $command >/dev/null 2>&1 </dev/null || { apt-get update -qq && $command >/dev/null; } </dev/null
+}
+
+install_criu() { # only root's sandboxes can use it
+  [ "$(id -u)" -ne 0 ] || scripts/install-criu.sh ||
+    say "Going on without criu: only guests that can be forked can be snapshotted."
 }
 
 # A stamp names what an environment was made from; where it differs, the environment is made again.
@@ -58,6 +64,7 @@ make_oldest() {
 exec 9<pyproject.toml
 flock 9 # one set-up at a time
 install_system_packages
+install_criu
 wanted=$(stamp)
 if [ "$(cat .venv/stamp 2>/dev/null)" != "$wanted" ]; then
   make_venv

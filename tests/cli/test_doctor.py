@@ -114,24 +114,10 @@ def test_a_machine_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "riscv64" in named(checks, "machine").meaning
 
 
-@pytest.mark.parametrize(
-    ("version", "state"), [("Version: 3.17.1", "limited"), ("Version: 4.1", "ok"), ("Version: 4.1.1", "ok")]
-)
-def test_criu_needs_a_version(
-    version: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    criu = tmp_path / "criu"
-    criu.write_text(f"#!/bin/sh\necho '{version}'\n")
-    criu.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    check = doctor._criu()
-    assert (check.state, check.meaning.partition(";")[2]) == (state, " not used yet")
-
-
 def test_absent_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert shutil.which("docker") is None
-    for check in (doctor._criu(), doctor._docker(), doctor._gvisor()):
+    for check in (doctor._docker(), doctor._gvisor()):
         assert check.state == "missing"
         assert "not used yet" in check.meaning
         assert check.remedy.startswith("apt-get install")

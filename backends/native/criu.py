@@ -1,0 +1,130 @@
+"""Where this machine's criu is, and what is lacking where the CRIU engine can't use one.
+
+It is looked for with the client's environment, which the supervisor has too: SANDBOX_GYM_CRIU and nothing else where
+that is set; else the first that is new enough, on PATH and then in the system's own folders, which a PATH may lack.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox_gym import errors
+
+_OLDEST = (4, 1)
+_SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+_SECONDS = 10  # for `criu --version`, which takes 20 ms
+_FIRST_USER_NAMESPACE = 0xEFFFFFFD  # its inode: PROC_USER_INIT_INO
+_INSTALLER = (
+    Path(__file__).resolve().parents[2] / "scripts/install-criu.sh"
+)  # in a checkout of the repository
+
+
+@dataclass(frozen=True)
+class Criu:
+    """A criu that the engine can use."""
+
+    path: str
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.path} {_dotted(self.version)}"
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Why there is no criu to use, and what mends it."""
+
+    why: str
+    remedy: str
+
+
+@functools.cache  # a failure is not kept: criu may be installed meanwhile
+def find() -> Criu:
+    """The criu to use.
+
+    Raises:
+        BackendUnavailable: there is none, none is new enough, or this is not root.
+    """
+    found = look()
+    if isinstance(found, Lack):
+        raise errors.BackendUnavailable(f"{found.why}; what mends it: {found.remedy}")
+    return found
+
+
+def look() -> Criu | Lack:
+    """The same, looked up each time."""
+    if not _is_root():
+        return Lack("criu works for root only, and here an ordinary user makes the sandboxes", "run as root")
+    chosen = os.environ.get("SANDBOX_GYM_CRIU")
+    unfit = []
+    for path in [chosen] if chosen else _candidates():
+        version = _version(path)
+        if version >= _OLDEST:
+            return Criu(path, version)
+        unfit.append(f"{path} is {_dotted(version)}" if version else f"{path} does not tell its version")
+    needed = f"criu {_dotted(_OLDEST)} or newer is needed"
+    if chosen:
+        return Lack(f"SANDBOX_GYM_CRIU: {unfit[0]}, and {needed}", "unset SANDBOX_GYM_CRIU, or name another")
+    return Lack(f"{', '.join(unfit) or 'there is no criu'}, and {needed}", _install())
+
+
+def complaint(criu: Criu) -> str:
+    """What `criu check` says this kernel lacks; "" when it lacks nothing that criu can't do without."""
+    try:
+        result = subprocess.run(
+            [criu.path, "check"],
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    if result.returncode == 0:
+        return ""
+    lines = f"{result.stdout}\n{result.stderr}".split("\n")
+    wrong = [line.strip() for line in lines if "Error" in line] or [line.strip() for line in lines if line]
+    return wrong[0] if wrong else f"it ended with {result.returncode}"
+
+
+def _is_root() -> bool:
+    """An ordinary user's supervisor has user id 0 too, in a user namespace of its own."""
+    return os.geteuid() == 0 and os.stat("/proc/self/ns/user").st_ino == _FIRST_USER_NAMESPACE
+
+
+def _candidates() -> list[str]:
+    folders = [*os.environ.get("PATH", os.defpath).split(":"), *_SYSTEM_FOLDERS]
+    # Absolute ones only: the supervisor and its jobs stand in other folders than the client.
+    found = [f"{folder}/criu" for folder in dict.fromkeys(folders) if folder.startswith("/")]
+    return [path for path in found if os.access(path, os.X_OK)]
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """() where it can't be run, or prints none."""
+    try:
+        result = subprocess.run(
+            [path, "--version"], check=True, capture_output=True, timeout=_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    stated = re.search(rb"^Version: *(\d+(?:\.\d+)*)", result.stdout, re.MULTILINE)
+    return tuple(int(part) for part in stated[1].split(b".")) if stated else ()
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _install() -> str:
+    if _INSTALLER.exists():
+        return str(_INSTALLER)
+    return (
+        "apt-get install -y criu (Debian 13 has 4.1), or scripts/install-criu.sh of sandbox-gym's repository"
+    )

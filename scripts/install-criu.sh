@@ -1,0 +1,155 @@
+#!/usr/bin/env bash
+# Makes a criu that the CRIU engine can use (4.1 or newer) available, as root on Debian and Ubuntu: the distribution's
+# package where that is new enough, else (Debian) one built from the source that a newer suite of the same archive has.
+# Does nothing where there is one. Half a minute to two; needs no other source than those that apt has.
+set -euo pipefail
+
+oldest=4.1 # the first that takes the kernels that sandboxes need; Debian 12 has 3.17.1
+target=/usr/local/sbin/criu
+suites=(trixie sid)
+build_packages=(build-essential pkg-config protobuf-c-compiler protobuf-compiler libprotobuf-c-dev
+  libprotobuf-dev libnl-3-dev libcap-dev libnet1-dev libbsd-dev libnftables-dev libgnutls28-dev uuid-dev
+  python3-minimal)
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+  [ ! -s "${work:-}/log" ] || tail -n 15 "$work/log" >&2
+  say "install-criu: $*"
+  exit 1
+}
+
+is_fit() { # a version
+  [[ $1 == [0-9]* ]] && [ "$(printf '%s\n' "$oldest" "$1" | sort -V | head -n 1)" = "$oldest" ]
+}
+
+version_of() { timeout 10 "$1" --version 2>/dev/null </dev/null | sed -n 's/^Version: *//p'; }
+
+has_fit_criu() { # the places where backends/native/criu.py looks
+  local folder folders
+  IFS=: read -ra folders <<<"$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+  for folder in "${folders[@]}"; do
+    [ ! -x "$folder/criu" ] || ! is_fit "$(version_of "$folder/criu")" || return 0
+  done
+  return 1
+}
+
+# ---- packages ------------------------------------------------------------------------------------------------------
+
+logged() { "$@" >>"$work/log" 2>&1 </dev/null; }
+
+apt() { # waits for another apt to end, not for a server that does not answer
+  logged env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 -o Acquire::Retries=2 \
+    -o Acquire::http::Timeout=30 -o Acquire::https::Timeout=30 "$@"
+}
+
+update_once() {
+  [ -z "${updated:-}" ] || return 0
+  apt update || say "apt-get update failed: going on with the lists that are there"
+  updated=yes
+}
+
+install_packages() {
+  apt install --no-install-recommends "$@" && return 0
+  update_once # lists that are stale name files that the archive has no more
+  apt install --no-install-recommends "$@" || fail "these packages can't be installed: $*"
+}
+
+candidate() { # the version that apt would install, or "(none)"
+  apt-cache policy criu 2>/dev/null | sed -n 's/^ *Candidate: *//p'
+}
+
+# ---- from source ---------------------------------------------------------------------------------------------------
+
+debian_entries() { # prints FILE:LINE of each entry of apt's configuration that is Debian's own archive
+  # shellcheck disable=SC2016
+  apt-get indextargets --format '$(SOURCESENTRY)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' \
+    'Component: main' | sort -u
+}
+
+# FILE:LINE of an entry, and a suite: prints the entry for that suite's sources. All else stays: address, keys, options.
+sources_of() {
+  local file=${1%:*} line=${1##*:}
+  if [[ $file == *.sources ]]; then
+    awk -v line="$line" -v suite="$2" '
+      NF == 0 { if (stanza && NR > line) exit; stanza = ""; next }
+      /^#/ { next }
+      /^[^ \t]/ { dropped = tolower($0) ~ /^(types|suites|components|architectures|enabled)[ \t]*:/ }
+      !dropped { stanza = stanza $0 "\n" }
+      END { printf "Types: deb-src\nSuites: %s\nComponents: main\n%s", suite, stanza }' "$file"
+  else
+    sed -nE "${line}s/^ *deb(-src)?[ \t]+(\[[^]]*\][ \t]+)?([^ \t]+).*/deb-src \2\3 $2 main/p" "$file"
+  fi
+}
+
+# Into $work/source. apt gets lists of its own: the machine's stay as they are, and no package comes from another suite.
+fetch_source() { # FILE:LINE, suite
+  local state="$work/apt-$2" list=${1%:*}
+  mkdir -p "$state/lists" # apt removes what it does not know from it
+  list="$state/newer.${list##*.}" # apt tells the two formats apart by this ending
+  sources_of "$1" "$2" >"$list"
+  local private=(-o Dir::Etc::sourcelist="$list" -o Dir::Etc::sourceparts=/dev/null
+    -o Dir::State::lists="$state/lists" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache=
+    -o APT::Sandbox::User=root -o Acquire::Check-Valid-Until=false) # a mirror may be frozen at a date
+  apt update "${private[@]}" || return 1
+  (cd "$state" && apt source --tar-only "${private[@]}" criu) || return 1
+  mkdir -p "$work/source"
+  logged tar -xf "$state"/criu_*.orig.tar.* -C "$work/source" --strip-components=1
+}
+
+build() {
+  local entry suite
+  for suite in "${suites[@]}"; do
+    for entry in $(debian_entries); do
+      ! fetch_source "$entry" "$suite" || break 2
+    done
+  done
+  [ -e "$work/source/Makefile" ] || fail "no source of a newer criu could be had (tried: ${suites[*]})"
+  # A fixed environment: make's own variables (this may be run by it) and CFLAGS would get through to criu's Makefile.
+  (cd "$work/source" && logged timeout 900 env -i PATH="$PATH" LC_ALL=C make -j"$(nproc)" criu) ||
+    fail "criu did not build"
+  local built="$work/source/criu/criu"
+  is_fit "$(version_of "$built")" || fail "what was built is $(version_of "$built"), not $oldest or newer"
+  keep_libraries_of "$built"
+  install -D -s -m 755 "$built" "$target.part"
+  mv "$target.part" "$target" # at once: one that is running, or starts just now, is whole
+}
+
+keep_libraries_of() { # or they go with the build packages that brought them
+  local library packages
+  packages=$(for library in $(objdump -p "$1" | sed -n 's/^ *NEEDED *//p'); do
+    dpkg-query -S "*/lib/$(gcc -print-multiarch)/$library" 2>>"$work/log" | sed 's/: .*//'
+  done | sort -u)
+  # shellcheck disable=SC2086
+  logged apt-mark manual $packages || fail "criu's libraries can't be marked as needed: $packages"
+}
+
+# --------------------------------------------------------------------------------------------------------------------
+
+main() {
+  ! has_fit_criu || return 0
+  [ "$(id -u)" -eq 0 ] || fail "criu $oldest or newer is missing. As root: $0"
+  command -v apt-get >/dev/null ||
+    fail "this is neither Debian nor Ubuntu: install criu $oldest or newer by this system's package manager"
+  exec 8<"$0"
+  flock 8
+  ! has_fit_criu || return 0 # made by another meanwhile
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  export LC_ALL=C
+  [[ $(candidate) == [0-9]* ]] || update_once
+  if is_fit "$(candidate)"; then
+    say "Installing criu $(candidate) ..."
+    install_packages criu
+  elif [ -n "$(debian_entries)" ]; then
+    say "Building criu from Debian's source (a minute or two): the package here is $(candidate) ..."
+    install_packages "${build_packages[@]}"
+    build
+  else
+    fail "the package here is $(candidate), $oldest or newer is needed. On Ubuntu:" \
+      "add-apt-repository -y ppa:criu/ppa && apt-get install -y criu"
+  fi
+  has_fit_criu || fail "criu was installed, but none of $oldest or newer is found"
+}
+
+[ "${BASH_SOURCE[0]}" != "$0" ] || main # a test reads the functions alone
