@@ -20,7 +20,7 @@ _OLDEST_PYTHON, _OLDEST_GYMNASIUM = (3, 10), (1, 2, 2)
 _MACHINES = ("x86_64", "aarch64")
 _LITTLE_SHM = 64 << 20
 _UNUSED = "not used yet"
-_FORKS_ONLY = "snapshots work only where a fork captures all: one process with one thread"
+_FORKS_ONLY = "without it, snapshots work only where a fork captures all: one process with one thread"
 
 
 def diagnose() -> tuple[list[Check], bool]:
@@ -134,7 +134,7 @@ def _criu() -> Check:
 
     found = criu.look()
     if isinstance(found, criu.Lack):
-        return Check("criu", "missing", f"{found.why}: {_FORKS_ONLY}", found.remedy)
+        return Check("criu", "missing", f"{found.why}; {_FORKS_ONLY}", found.remedy)
     complaint = criu.complaint(found)
     if complaint:
         meaning = f"{found}, but `criu check` says: {complaint}; {_FORKS_ONLY}"
