@@ -14,7 +14,7 @@ import signal
 import stat
 from typing import Any, NoReturn
 
-from . import syscalls, wire
+from . import rebind, syscalls, wire
 from .batch import Batch, BatchError
 from .syscalls import MNT_DETACH, MS_NODEV, MS_NOEXEC, MS_NOSUID, move_mount, pivot_root, umount2
 from .wire import Connection, Frame, Op
@@ -105,6 +105,7 @@ class Copier:
         gc.freeze()  # a collection in a copy would otherwise write to, and so duplicate, every page
         # Copies that end are this process's children: ignored, so that none stays as a zombie.
         self._set_on_child(_SIG_IGN, self._on_child)
+        rebind.mark_stale()
         self._frozen = True
 
     def _thaw(self) -> None:
