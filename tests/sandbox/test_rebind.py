@@ -331,34 +331,54 @@ for breeder in breeders: breeder.start()
     assert foreign(pids_inside(copy)[0]) == set()
 
 
+BLOCKED = """
+import os, signal, threading, time
+from sandbox_gym_guest import rebind
+def blocked():
+    stop, ready = threading.Event(), threading.Event()
+    def block():
+        signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+        ready.set()
+        stop.wait()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, range(1, 65))  # what had been left for it would come
+    def bystand():
+        while not stop.is_set():
+            time.sleep(0.01)
+    threads = [threading.Thread(target=target) for target in (block, bystand)]
+    for thread in threads: thread.start()
+    ready.wait()
+    try:
+        rebind.rebind()
+    finally:
+        stop.set()
+        for thread in threads: thread.join()
+"""
+
+
 def test_a_thread_that_blocks_every_signal(box: Sandbox, copy_of: CopyOf) -> None:
     copy = copy_of(box)
-    result = copy.run_code(
-        """
-import signal, threading, time
-stop, ready = threading.Event(), threading.Event()
-def block():
-    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
-    ready.set()
-    stop.wait()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, range(1, 65))  # nothing may have been left for it
-def bystand():
-    while not stop.is_set():
-        time.sleep(0.01)
-threads = [threading.Thread(target=t) for t in (block, bystand)]
-for thread in threads: thread.start()
-ready.wait()
-"""
-        + CALL
-    )
+    result = copy.run_code(BLOCKED + "blocked()")
     assert result.error is not None and result.error.type == "TimeoutError"
     assert "did not stand still" in result.error.message and 0.9 < result.duration < 5
     (pid,) = pids_inside(copy)
-    assert foreign(pid)
-    alive = run(copy, "stop.set()\nfor t in threads: t.join(10)\n[t.is_alive() for t in threads].count(True)")
-    assert alive == "0"
+    assert foreign(pid) and run(copy, "threading.active_count()") == "1"
     run(copy, CALL)
     assert foreign(pid) == set()
+    # Process 1 of a namespace is deaf to signals without a handler; others would die of one that is left.
+    child = (
+        AGAIN
+        + """
+child = os.fork()
+if not child:
+    try:
+        blocked()
+    except TimeoutError:
+        os._exit(0)
+    os._exit(1)
+os.waitpid(child, 0)[1]
+"""
+    )
+    assert run(copy, child) == "0"
 
 
 def test_another_thread_maps_a_file_meanwhile(box: Sandbox, copy_of: CopyOf) -> None:
