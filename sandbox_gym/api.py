@@ -196,9 +196,10 @@ class Backend(Protocol):
     def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
         """Raises BackendUnavailable, LimitExceeded, SandboxTimeout."""
 
-    def snapshot(self, live: Live, *, keep: bool, timeout: float) -> Taken:
-        """Captures memory and disk. With `keep` the sandbox goes on and `live.channel` is replaced; without, the
-        sandbox itself becomes the snapshot. The caller holds the sandbox's lock: no call is under way.
+    def snapshot(self, live: Live, *, keep: bool, engine: str, settled: bool, timeout: float) -> Taken:
+        """Captures memory and disk. With `keep` the sandbox goes on, perhaps with another socket in `live.channel`;
+        without, the sandbox itself becomes the snapshot. The caller holds the sandbox's lock: no call is under way.
+        `settled`: the guest has made itself ready for an engine that needs it; without, such an engine is refused.
         Raises SnapshotError (the sandbox goes on), SandboxDied.
         """
 

@@ -6,7 +6,7 @@ import builtins
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sandbox_gym import _idle, _records
 from sandbox_gym._calls import GuestCalls
@@ -21,6 +21,7 @@ from sandbox_gym.api import (
     make_mounts,
 )
 from sandbox_gym.backends import lookup
+from sandbox_gym.channel import GuestError
 from sandbox_gym.errors import (
     SandboxDied,
     SandboxError,
@@ -36,6 +37,7 @@ _MAX_REASON = 2000  # characters
 
 
 _sandboxes: dict[str, Sandbox] = {}
+Engine = Literal["auto", "fork", "criu"]
 
 
 class Sandbox(GuestCalls):
@@ -184,16 +186,19 @@ class Sandbox(GuestCalls):
 
     # ---- snapshots ----------------------------------------------------------------------------------------------
 
-    def snapshot(self, label: str | None = None, *, engine: Literal["auto", "fork"] = "auto") -> Snapshot:
+    def snapshot(self, label: str | None = None, *, engine: Engine = "auto") -> Snapshot:
         """This very state, memory and disk; the sandbox runs on.
+
+        `engine="auto"`: fork (a millisecond) where that captures all there is, else criu, which takes any tree of
+        processes; the snapshot's `engine` and `why` tell.
 
         Raises:
             SnapshotError: the state can't be captured (the message names what stands in the way), or snapshots nest
                 too deep; the sandbox goes on unharmed.
         """
-        if engine not in ("auto", "fork"):
-            raise ValueError(f"engine {engine!r} is not built: choose 'auto' or 'fork'")
-        return self._take(keep=True, label=label)
+        if engine not in get_args(Engine):
+            raise ValueError(f"engines are {', '.join(get_args(Engine))}, not {engine!r}")
+        return self._take(keep=True, label=label, engine=engine)
 
     def freeze(self, label: str | None = None) -> Snapshot:
         """The sandbox itself becomes the snapshot: costs nothing, and the sandbox is over. For search nodes."""
@@ -201,26 +206,34 @@ class Sandbox(GuestCalls):
         self._end("terminated", None)
         return snapshot
 
-    def _take(self, *, keep: bool, label: str | None) -> Snapshot:
+    def _take(self, *, keep: bool, label: str | None, engine: Engine = "auto") -> Snapshot:
         with self._awake():
-            taken = self._capture(keep=keep)
+            taken = self._capture(keep=keep, engine=engine)
             snapshot = Snapshot(self._backend, taken, self._spec, self.parent, label)
             if keep:
                 self.parent = snapshot
             return snapshot
 
-    def _capture(self, *, keep: bool) -> Taken:
-        try:
-            return self._backend.snapshot(self._live, keep=keep, timeout=_START_TIMEOUT)
-        except SandboxDied as error:
-            raise self._fatal(error) from None
-        except SnapshotError:
-            # What a command has left may have ended since: the guest's own process reaps it now, and closes its pipes.
-            self._answer(Op.SETTLE, None, timeout=30.0)
-        try:
-            return self._backend.snapshot(self._live, keep=keep, timeout=_START_TIMEOUT)
-        except SandboxDied as error:
-            raise self._fatal(error) from None
+    def _capture(self, *, keep: bool, engine: Engine = "auto") -> Taken:
+        for settled in (False, True):
+            try:
+                return self._backend.snapshot(
+                    self._live, keep=keep, engine=engine, settled=settled, timeout=_START_TIMEOUT
+                )
+            except SandboxDied as error:
+                raise self._fatal(error) from None
+            except SnapshotError:
+                if settled:
+                    raise
+            # What a command has left may have ended since: the guest's own process reaps it, and closes its pipes; and
+            # it makes itself fit for criu.
+            try:
+                self._call(Op.SETTLE, None, timeout=30.0)
+            except GuestError as error:
+                raise SnapshotError(
+                    f"sandbox {self.name}: its guest could not be made ready: {error}"
+                ) from None
+        raise AssertionError("unreachable")
 
     def checkpoint(self, label: str | None = None) -> Snapshot:
         """A snapshot that `rewind` finds by its label."""
@@ -313,7 +326,7 @@ class Sandbox(GuestCalls):
                 self._end("dead", f"it was idle for {self._spec.idle_timeout} s")
                 return
             try:
-                taken = self._capture(keep=False)
+                taken = self._capture(keep=False, engine="fork")
             except SandboxError:  # something in it still runs: it isn't idle, only unasked; or it has died
                 return
             self._resting = Snapshot(self._backend, taken, self._spec, self.parent, None)

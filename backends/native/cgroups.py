@@ -5,7 +5,9 @@ Each supervisor has a folder `sandbox-gym-<id>` in every hierarchy it uses and o
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,6 +150,12 @@ class Group:
             return int((memory / name).read_text())
         except FileNotFoundError:
             return 0
+
+    def kill(self) -> None:
+        """Whatever is in it; what that has just started may need another call."""
+        for pid in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
         """False when a process is still leaving it: call again."""

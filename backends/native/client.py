@@ -89,11 +89,12 @@ class NativeBackend:
         self._warn(spec, message["unenforced"])
         return _lives(message, fds)[0]
 
-    def snapshot(self, live: Live, *, keep: bool, timeout: float) -> Taken:
-        message, fds = self._ask({"op": "snapshot", "id": live.id, "keep": keep, "timeout": timeout}, timeout)
-        if keep:
+    def snapshot(self, live: Live, *, keep: bool, engine: str, settled: bool, timeout: float) -> Taken:
+        request = {"op": "snapshot", "id": live.id, "keep": keep, "engine": engine, "settled": settled}
+        message, fds = self._ask({**request, "timeout": timeout}, timeout * 3)
+        if fds:
             live.channel.replace(socket.socket(fileno=fds[0]))
-        else:
+        elif not keep:
             live.channel.close()
         return Taken(message["id"], message["engine"], message["why"], message["depth_left"])
 

@@ -13,8 +13,10 @@ from sandbox_gym.guest import syscalls, wire
 from sandbox_gym.guest.wire import HEADER, Op, Status
 
 from . import overlay
+from .images import Image, Imager
+from .network import socket_pair
 from .node import Family, Node
-from .spares import Parts, Spares
+from .spares import Parts, Spares, Userns
 from .spawn import Order, spawn
 
 _CREDENTIALS = struct.Struct("3i")
@@ -37,9 +39,10 @@ class Expected:
 class Maker:
     """Puts a guest's parts together and starts it: from nothing, or as a copy."""
 
-    def __init__(self, spares: Spares, userns_fd: int) -> None:
+    def __init__(self, spares: Spares, userns: Userns, imager: Imager) -> None:
         self._spares = spares
-        self._userns_fd = userns_fd
+        self._imager = imager
+        self._userns = userns  # of first guests
         self._hot: Node | None = None  # the snapshot restored last, when it was not for the first time
         # The parts and the mounted disk of its next copy.
         self._prepared: tuple[Node, Parts, int] | None = None
@@ -50,7 +53,7 @@ class Maker:
         attached = attach(family)
         spec, rootfs = family.spec, family.rootfs
         order = Order(
-            self._userns_fd,
+            self._userns.fd,
             parts.netns_fd,
             parts.group.join_fds,
             root,
@@ -89,6 +92,27 @@ class Maker:
             _close(parts, root, attached)
         return node
 
+    def restore(self, image: Image, name: str | None, timeout: float, done: Callable[[str], None]) -> Node:
+        """Has criu make a sandbox from an image; `done` hears "" when it runs, else why not. Raises OSError."""
+        node, parts, root = self._assemble(image.family, image, name)
+
+        def restored(pid: int, reason: str) -> None:
+            if pid and node.control.fileno() >= 0:
+                try:
+                    _take_over(node, pid)
+                except OSError as error:
+                    reason = f"it ended at once ({error.strerror})"
+            done(reason)
+
+        try:
+            self._imager.restore(image, parts, root, timeout, restored)
+        except BaseException:
+            self.discard(node)
+            raise
+        finally:
+            _close(parts, root, [])
+        return node
+
     def prepare(self) -> bool:
         """Makes one thing that the next requests are likely to need. False when all is there."""
         hot = self._hot
@@ -111,7 +135,9 @@ class Maker:
         if source is self._hot:
             self._hot = None
 
-    def _assemble(self, family: Family, source: Node | None, name: str | None) -> tuple[Node, Parts, int]:
+    def _assemble(
+        self, family: Family, source: Node | Image | None, name: str | None
+    ) -> tuple[Node, Parts, int]:
         if self._prepared is not None and self._prepared[0] is source:
             _, parts, root = self._prepared
             self._prepared = None
@@ -124,7 +150,7 @@ class Maker:
             id="",
             name=name or "",
             family=family,
-            parent=source,
+            parent=source if isinstance(source, Node) else None,
             layer=parts.layer,
             below=below,
             group=parts.group,
@@ -132,15 +158,18 @@ class Maker:
             control_inode=inode,
             disk_fd=parts.disk_fd,
             depth=depth,
+            userns=source.userns if isinstance(source, Node) else self._userns,
         )
         for layer in below:
             layer.hold()
-        if source is not None:
+        if isinstance(source, Node):
             source.children.add(node)
         return node, parts, root
 
-    def _mount(self, family: Family, source: Node | None) -> tuple[Parts, int]:
-        parts = self._spares.take(family.spec.limits, source.disk_bytes() if source is not None else 0)
+    def _mount(self, family: Family, source: Node | Image | None) -> tuple[Parts, int]:
+        userns = source.userns if isinstance(source, Node) else self._userns
+        used = source.disk_bytes() if source is not None else 0
+        parts = self._spares.take(family.spec.limits, userns, used)
         below = source.layers if source is not None else ()
         try:
             lowers = [layer.lower for layer in below if layer.lower is not None]
@@ -195,6 +224,17 @@ def read_refusal(source: Node) -> str:
     finally:
         source.control.setblocking(True)
     return str(info.get("message", "")) if isinstance(info, dict) else "it broke the protocol"
+
+
+def _take_over(node: Node, pid: int) -> None:
+    """A guest that criu has made goes on over a socket from its own network namespace, where the next dump finds it."""
+    node.arrived(pid)
+    node.userns = Userns(os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC))
+    before = node.control
+    node.control, theirs = socket_pair(pid)
+    with before, theirs:
+        node.control_inode = os.fstat(theirs.fileno()).st_ino
+        wire.send(before, Op.ADOPT, 0, 0, b"", fds=[theirs.fileno()])
 
 
 def _close(parts: Parts, root: int, attached: list[tuple[int, str]]) -> None:

@@ -25,7 +25,10 @@ from sandbox_gym.guest import syscalls
 
 from . import cgroups, disk, registry
 from .copies import Maker
-from .spares import NetnsFactory, Spares
+from .images import Imager
+from .jobs import Jobs
+from .loop import Loop
+from .spares import Spares, Userns
 from .spawn import make_userns
 from .supervisor import Supervisor
 
@@ -116,11 +119,15 @@ def _supervise(
         syscalls.mount("sandbox-gym", str(folder / "base"), "tmpfs", syscalls.MS_NOSUID, "mode=755")
         store = _store(folder, privileged)
         first = _FIRST_ID if privileged else 0
-        userns = make_userns(f"0 {first} {_ID_COUNT if privileged else 1}")
+        userns = Userns(make_userns(f"0 {first} {_ID_COUNT if privileged else 1}"))
         groups = cgroups.Groups(hierarchy, supervisor_id)
         unenforced = [name for name, c in cgroups.LIMITS.items() if c not in hierarchy.roots]
-        maker = Maker(Spares(store, groups, NetnsFactory(userns), first), userns)
-        supervisor = Supervisor(folder, maker, userns, privileged=privileged, cap=cap, unenforced=unenforced)
+        jobs = Jobs(Loop())
+        imager = Imager(jobs, folder, store)
+        maker = Maker(Spares(store, groups, first), userns, imager)
+        supervisor = Supervisor(
+            folder, jobs, maker, imager, userns.fd, privileged=privileged, cap=cap, unenforced=unenforced
+        )
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(str(folder / "socket"))
         os.chmod(folder / "socket", 0o600)

@@ -234,6 +234,8 @@ class _Merger:
     def _unstage(self) -> None:
         if self._staging < 0:
             return
+        # Opened anew: on btrfs a descriptor lists only what was there when it was opened.
+        self._staging = into(self._staging, ".")
         with os.scandir(self._staging) as entries:
             for entry in entries:
                 os.unlink(entry.name, dir_fd=self._staging)

@@ -20,6 +20,7 @@ from .cgroups import Group
 from .disk import Layer
 from .overlay import Base
 from .rootfs import Rootfs
+from .spares import Userns
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Node:
     control_inode: int  # of the guest's end, to know it among the guest's descriptors
     disk_fd: int  # of the whole overlay mount
     depth: int
+    userns: Userns
     pid: int = 0
     pidfd: int = -1
     frozen: bool = False
@@ -82,6 +84,10 @@ class Node:
         """It stands on none of them any more."""
         for layer in self.layers:
             layer.release()
+
+    def usage(self) -> dict[str, int]:
+        """Of its memory, by its control group."""
+        return {"oom_kills": self.group.oom_kills(), "memory_bytes": self.group.memory_bytes()}
 
     def arrived(self, pid: int) -> None:
         """The process is there: it gets a descriptor that outlives its number."""

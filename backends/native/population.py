@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import select
 import time
@@ -12,7 +11,8 @@ from typing import Any
 from sandbox_gym.errors import SandboxDied
 
 from .copies import CopyFailed, Expected, Maker, deadline_in, read_announcement, read_refusal
-from .loop import Loop
+from .images import Image
+from .jobs import Jobs
 from .node import Node
 
 # The kernel nests 32 pid namespaces; the host's, the supervisor's and the first guest's are below.
@@ -24,27 +24,28 @@ _DYING_KEPT = 64  # beyond that, the dead are taken apart before anything else
 class Population:
     """Guests come, live, become snapshots, and go. `loop` tells of each; nothing here knows a client."""
 
-    def __init__(self, loop: Loop, maker: Maker) -> None:
+    def __init__(self, jobs: Jobs, maker: Maker) -> None:
+        self.loop = jobs.loop
         self.sandboxes: dict[str, Node] = {}
-        self.snapshots: dict[str, Node] = {}
+        self.snapshots: dict[str, Node | Image] = {}
         self.deaths: dict[str, str] = {}  # why the last thousand ended, by id
-        self._loop = loop
+        self._jobs = jobs
         self._maker = maker
-        self._expected: dict[int, Expected] = {}
+        self.expected: list[Expected] = []
         self._dying: list[Node] = []  # ended, and still to be taken apart
         self._awaited = 0  # ends that a client waits for
 
     @property
     def living(self) -> int:
         """How many sandboxes there are, those in the making included."""
-        return len(self.sandboxes) + len(self._expected)
+        return len(self.sandboxes) + len(self.expected)
 
     # ---- time -----------------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Waits for the next events, handles them, and what is due. Idle moments go to what comes next."""
-        idle = None if self._expected else self._idle
-        self._loop.turn(idle, now=self._awaited > 0, patience=self._patience)
+        idle = None if self.expected else self._idle
+        self.loop.turn(idle, now=self._awaited > 0, patience=self._patience)
         self._expire()
         while len(self._dying) > _DYING_KEPT and self._bury():
             pass
@@ -60,29 +61,33 @@ class Population:
 
     def _patience(self) -> float:
         """Seconds until something is due without an event."""
-        due = [expected.deadline for expected in self._expected.values()]
+        due = [expected.deadline for expected in self.expected]
         due += [node.dies_at for node in self.sandboxes.values() if node.dies_at is not None]
+        due += self._jobs.deadlines()
         if self._dying:
             due.append(deadline_in(0.02))
         return max(0.0, min(due) - time.monotonic()) if due else -1
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for expected in [e for e in self._expected.values() if e.deadline <= now]:
-            self._arrive(expected, CopyFailed("it did not answer in time"))
+        self._jobs.expire(now)
+        for expected in [e for e in self.expected if e.deadline <= now]:
+            self.arrive(expected, CopyFailed("it did not answer in time"))
         for node in [n for n in self.sandboxes.values() if n.dies_at is not None and n.dies_at <= now]:
             node.kill("its time to live is over")
 
     # ---- coming ---------------------------------------------------------------------------------------------------
 
-    def expect(self, expected: Expected) -> None:
-        """A guest is on its way; `expected.done` hears how it ended."""
-        fd = expected.node.control.fileno()
-        self._expected[fd] = expected
-        self._loop.watch(fd, lambda: self._announced(expected))
+    def expect(self, expected: Expected, *, announces: bool = True) -> None:
+        """A guest is on its way; `expected.done` hears how it ended. One that doesn't announce itself is told of by
+        whoever makes it, to `arrive`.
+        """
+        self.expected.append(expected)
+        if announces:
+            self.loop.watch(expected.node.control.fileno(), lambda: self._announced(expected))
         source = expected.source
-        if source is not None and source.control.fileno() not in self._loop:
-            self._loop.watch(source.control.fileno(), lambda: self._refused(source))
+        if source is not None and source.control.fileno() not in self.loop:
+            self.loop.watch(source.control.fileno(), lambda: self._refused(source))
 
     def _announced(self, expected: Expected) -> None:
         try:
@@ -95,37 +100,35 @@ class Population:
                 short = (
                     "its memory limit is too small for a guest: " if expected.node.group.oom_kills() else ""
                 )
-                self._arrive(expected, CopyFailed(f"{short}{failure}"))
+                self.arrive(expected, CopyFailed(f"{short}{failure}"))
         else:
-            self._arrive(expected, None)
+            self.arrive(expected, None)
 
     def _refused(self, source: Node) -> None:
         """The origin itself spoke: the oldest of its expected copies can't be made."""
         message = read_refusal(source)
-        for expected in [e for e in self._expected.values() if e.source is source]:
+        for expected in [e for e in self.expected if e.source is source]:
             if "No space left" in message:
                 message = f"snapshots nest too deep here (level {source.depth}): restore from an earlier one"
-            self._arrive(expected, CopyFailed(message))
+            self.arrive(expected, CopyFailed(message))
             break
         else:
-            self._loop.unwatch(source.control.fileno())
+            self.loop.unwatch(source.control.fileno())
 
-    def _arrive(self, expected: Expected, failure: CopyFailed | None) -> None:
+    def arrive(self, expected: Expected, failure: CopyFailed | None) -> None:
         node, source = expected.node, expected.source
-        fd = node.control.fileno()
-        del self._expected[fd]
-        self._loop.unwatch(fd)
-        if source is not None and not any(e.source is source for e in self._expected.values()):
-            self._loop.unwatch(source.control.fileno())
+        self.expected.remove(expected)
+        self.loop.unwatch(node.control.fileno())
+        if source is not None and not any(e.source is source for e in self.expected):
+            self.loop.unwatch(source.control.fileno())
         if failure is None:
-            self._loop.watch(node.pidfd, lambda: self._exited(node))
+            self.loop.watch(node.pidfd, lambda: self._exited(node))
         else:
-            self._maker.discard(node)
+            node.close()
+            self._dying.append(node)
         expected.done(expected, failure)
         if failure is None and not node.is_confined():  # after the reply: the client wakes up meanwhile
             node.kill("its process was not in its control group")
-        if failure is not None and source is not None:
-            self._drop_unneeded(source)
 
     def admit(self, node: Node, sandbox_id: str, name: str, origin: str | None) -> None:
         """A guest that has come is a sandbox under this id."""
@@ -142,6 +145,12 @@ class Population:
         self.snapshots[node.id] = node
         why = "one single-threaded process with nothing shared"
         return {"id": node.id, "engine": "fork", "why": why, "depth_left": MAX_DEPTH - node.depth}
+
+    def succeed(self, node: Node, heir: Node) -> None:
+        """The heir is the sandbox from now on."""
+        heir.dies_at, heir.created = node.dies_at, node.created
+        self.sandboxes.pop(node.id, None)
+        self.admit(heir, node.id, node.name, node.origin)
 
     def take_place(self, heir: Node, sandbox_id: str) -> None:
         """The copy goes on under the id, name and age of a sandbox that ends now, or has ended."""
@@ -176,14 +185,22 @@ class Population:
 
     def release(self, snapshot_id: str) -> None:
         """Gives up a snapshot's handle. Idempotent."""
-        node = self.snapshots.pop(snapshot_id, None)
-        if node is not None:
-            node.handles = 0
-            self._drop_unneeded(node)
+        taken = self.snapshots.pop(snapshot_id, None)
+        if taken is not None:
+            taken.handles = 0
+            if isinstance(taken, Image):
+                self.drop_image(taken)
+            else:
+                self._drop_unneeded(taken)
+
+    def drop_image(self, image: Image) -> None:
+        """Removes an image that no handle and no restore needs."""
+        if not image.handles and not image.restoring:
+            image.drop()
 
     def _exited(self, node: Node) -> None:
-        self._loop.unwatch(node.pidfd)
-        self._reap()
+        self.loop.unwatch(node.pidfd)
+        self._jobs.reap()
         self._maker.forget(node)
         killed = node.group.oom_kills()
         limit = node.family.spec.limits.memory_bytes
@@ -196,10 +213,10 @@ class Population:
         self.deaths[node.id] = reason or "its process ended, crashed or closed its control socket"
         while len(self.deaths) > _DEATHS_KEPT:
             self.deaths.pop(next(iter(self.deaths)))
-        self._loop.unwatch(node.control.fileno())
+        self.loop.unwatch(node.control.fileno())
         node.close()
-        for expected in [e for e in self._expected.values() if e.source is node]:
-            self._arrive(expected, CopyFailed("the origin's process ended"))
+        for expected in [e for e in self.expected if e.source is node]:
+            self.arrive(expected, CopyFailed("the origin's process ended"))
         for callback in node.on_exit:
             callback()
         node.on_exit.clear()
@@ -208,7 +225,10 @@ class Population:
     def _bury(self) -> bool:
         """Takes apart what one of the dead has left. False when there is none, or all of it is still in use."""
         for node in self._dying:
-            if node.children or not node.group.remove():
+            if node.children:
+                continue
+            if not node.group.remove():
+                node.group.kill()
                 continue
             self._dying.remove(node)
             node.release_layers()
@@ -221,14 +241,6 @@ class Population:
 
     def _drop_unneeded(self, node: Node) -> None:
         """Ends a snapshot that no handle and no copy needs; `_bury` then looks at its origin in turn."""
-        expected = any(e.source is node for e in self._expected.values())
+        expected = any(e.source is node for e in self.expected)
         if node.frozen and not node.handles and not node.children and not expected:
             node.kill("nothing needs this snapshot any more")
-
-    def _reap(self) -> None:
-        """The first guests of families are this process's children; copies are their origin's."""
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            pass

@@ -6,6 +6,7 @@ They are most of what a restore would otherwise wait for. The supervisor makes t
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 from collections import deque
@@ -40,24 +41,26 @@ class Parts:
         self.layer.release()
 
 
+_Kind = tuple[Limits, "Userns"]
+
+
 class Spares:
-    def __init__(self, store: Store, groups: Groups, factory: NetnsFactory, owner: int) -> None:
-        self._store = store
+    def __init__(self, store: Store, groups: Groups, owner: int) -> None:
+        self.store = store
         self._groups = groups
-        self._factory = factory
         self._owner = owner
         self._count = 0
-        self._ready: dict[Limits, deque[Parts]] = {}
-        self._latest: Limits | None = None
+        self._ready: dict[_Kind, deque[Parts]] = {}
+        self._latest: _Kind | None = None
 
-    def take(self, limits: Limits, used: int) -> Parts:
+    def take(self, limits: Limits, userns: Userns, used: int) -> Parts:
         """Parts under these limits, of whose disk `used` bytes are taken by layers below. Raises OSError."""
-        self._latest = limits
-        waiting = self._ready.setdefault(limits, deque())
-        parts = waiting.popleft() if waiting else self._make(limits)
+        self._latest = limits, userns
+        waiting = self._ready.setdefault(self._latest, deque())
+        parts = waiting.popleft() if waiting else self._make(limits, userns)
         if used:
             try:
-                self._store.limit(parts.layer, limits, used)
+                self.store.limit(parts.layer, limits, used)
             except OSError:
                 parts.discard()
                 raise
@@ -70,19 +73,19 @@ class Spares:
         waiting = self._ready[self._latest]
         if len(waiting) >= _KEPT:
             return False
-        waiting.append(self._make(self._latest))
-        for limits in [key for key in self._ready if key != self._latest]:  # of limits that nobody uses now
-            for parts in self._ready.pop(limits):
+        waiting.append(self._make(*self._latest))
+        for kind in [key for key in self._ready if key != self._latest]:  # that nobody uses now
+            for parts in self._ready.pop(kind):
                 parts.discard()
         return True
 
-    def _make(self, limits: Limits) -> Parts:
+    def _make(self, limits: Limits, userns: Userns) -> Parts:
         self._count += 1
-        layer = self._store.make(limits, self._owner)
+        layer = self.store.make(limits, self._owner)
         group = None
         try:
             group = self._groups.make(f"{self._count}", limits)
-            netns, control, theirs = self._factory.take()
+            netns, control, theirs = userns.network()
         except OSError:
             if group is not None:
                 group.remove()
@@ -92,8 +95,27 @@ class Spares:
         return Parts(layer, group, control, theirs, netns)
 
 
+class Userns:
+    """A user namespace that guests are in, as a descriptor: one for all, but that each guest which criu restores comes
+    with one of its own.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._factory: NetnsFactory | None = None
+
+    def network(self) -> tuple[int, socket.socket, socket.socket]:
+        """See `NetnsFactory.take`."""
+        if self._factory is None:
+            self._factory = NetnsFactory(self.fd)
+        return self._factory.take()
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class NetnsFactory:
-    """A process inside the guests' user namespace that makes network namespaces with `lo` up, one ahead of need.
+    """A process inside a user namespace that makes network namespaces with `lo` up, one ahead of need.
 
     A guest may only enter a network namespace that its own user namespace owns, and whoever enters that to make one
     can't come back: so it isn't the supervisor itself. The control socket's pair is made there too, since criu finds a
@@ -123,6 +145,10 @@ class NetnsFactory:
 def _make_namespaces(userns_fd: int, sock: socket.socket) -> NoReturn:
     try:
         syscalls.setns(userns_fd, syscalls.CLONE_NEWUSER)
+        for name in os.listdir("/proc/self/fd"):  # guests notice their end by sockets that must close with it
+            if int(name) not in (1, 2, sock.fileno()):
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
         while sock.recv(1):
             try:
                 syscalls.unshare(syscalls.CLONE_NEWNET)

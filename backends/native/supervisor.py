@@ -8,7 +8,6 @@ that lives in its namespace; `launch` then removes what is left on disk.
 from __future__ import annotations
 
 import os
-import resource
 import secrets
 import shutil
 import socket
@@ -18,31 +17,43 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_gym.api import Limits
-from sandbox_gym.errors import BackendUnavailable, LimitExceeded, SandboxError, SnapshotError
+from sandbox_gym.errors import BackendUnavailable, SandboxError
 
-from . import disk, planner, protocol, rootfs
+from . import disk, protocol, rootfs
 from .copies import CopyFailed, Expected, Maker, deadline_in
-from .loop import Loop
+from .images import Imager
+from .jobs import Jobs
 from .node import Family, Node
-from .population import MAX_DEPTH, Population
+from .population import Population
+from .room import Room
+from .snapshots import Snapshots
 
-_DESCRIPTORS_EACH, _DESCRIPTORS_KEPT = 5, 256
 _PAGE = 100  # rows of `list` in one message
 
 
 class Supervisor:
     def __init__(
-        self, folder: Path, maker: Maker, userns_fd: int, *, privileged: bool, cap: int, unenforced: list[str]
+        self,
+        folder: Path,
+        jobs: Jobs,
+        maker: Maker,
+        imager: Imager,
+        userns_fd: int,
+        *,
+        privileged: bool,
+        cap: int,
+        unenforced: list[str],
     ) -> None:
         self._folder = folder
         self._maker = maker
         self._userns_fd = userns_fd
         self._privileged = privileged
-        self._cap = cap
         self._unenforced = unenforced
-        self.loop = Loop()
         self._families: dict[str, tuple[rootfs.Rootfs, Any]] = {}
-        self._guests = Population(self.loop, maker)
+        self.loop = jobs.loop
+        self._guests = Population(jobs, maker)
+        self._room = Room(self._guests, cap)
+        self._snapshots = Snapshots(self._guests, maker, imager, self._room)
 
     def run(self) -> None:
         while True:
@@ -87,7 +98,7 @@ class Supervisor:
 
     def _do_create(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         spec = protocol.spec_from_json(request["spec"])
-        self._check_room([request["name"]])
+        self._room.check([request["name"]])
         self._check_limits(spec.limits)
         key = repr((spec.rootfs, spec.mounts, spec.python_path))
         if key not in self._families:
@@ -111,78 +122,10 @@ class Supervisor:
         self._guests.expect(Expected(node, None, done, deadline_in(request["timeout"])))
 
     def _do_snapshot(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
-        node = self._guests.get(request["id"])
-        refusal = planner.refusal(node.pid, node.control_inode, node.group.members())
-        if refusal is not None:
-            raise SnapshotError(
-                f"sandbox {node.name}: the fork engine can't capture this state: {refusal}. "
-                "End what holds it, or wait for the criu engine"
-            )
-        if not request["keep"]:
-            node.freeze_disk()
-            self._guests.sandboxes.pop(node.id)
-            reply(self._guests.become_snapshot(node))
-            return
-        self._check_depth(node)
-        self._check_descriptors(1)
-        try:
-            heir = self._maker.copy(node, node.name)
-        except BaseException:
-            node.thaw_disk()
-            raise
-
-        def done(expected: Expected, failure: CopyFailed | None) -> None:
-            if failure is not None:
-                node.thaw_disk()
-                reply({"error": "SnapshotError", "message": f"sandbox {node.name}: {failure}"})
-                return
-            identity = node.id, node.name, node.origin
-            heir.dies_at, heir.created = node.dies_at, node.created
-            self._guests.sandboxes.pop(node.id, None)
-            taken = self._guests.become_snapshot(node)
-            self._guests.admit(heir, *identity)
-            if not reply(taken, [heir.control.fileno()]):
-                heir.kill("its client is gone")
-
-        self._guests.expect(Expected(heir, node, done, deadline_in(request["timeout"])))
+        self._snapshots.take(request, reply)
 
     def _do_restore(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
-        source = self._guests.snapshots.get(request["snapshot"])
-        if source is None:
-            raise SnapshotError(f"snapshot {request['snapshot']} is gone: deleted, or its process was killed")
-        self._check_depth(source)
-        self._check_room(request["names"], replaced=request["replace"])
-        made: list[Node] = []
-        waiting: list[Expected] = []
-        failures: list[str] = []
-
-        def done(expected: Expected, failure: CopyFailed | None) -> None:
-            waiting.remove(expected)
-            if failure is not None:
-                failures.append(str(failure))
-            else:
-                self._guests.admit(expected.node, secrets.token_hex(6), expected.node.name, source.id)
-                made.append(expected.node)
-            if not waiting and not failures:
-                if request["replace"] is not None:
-                    self._guests.take_place(made[0], request["replace"])
-                self._hand_out(sorted(made, key=copies.index), reply)
-            elif not waiting:
-                for node in made:
-                    node.kill("a sibling could not be made")
-                reply({"error": "SnapshotError", "message": f"snapshot {source.id}: {failures[0]}"})
-
-        copies = []
-        try:
-            for name in request["names"]:
-                copies.append(self._maker.copy(source, name))
-        except (OSError, CopyFailed) as error:
-            failures.append(str(error))
-        waiting += [Expected(node, source, done, deadline_in(request["timeout"])) for node in copies]
-        if not waiting:
-            raise SnapshotError(f"snapshot {source.id}: {failures[0]}")
-        for expected in list(waiting):
-            self._guests.expect(expected)
+        self._snapshots.restore(request, reply, self._hand_out)
 
     def _do_release(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         self._guests.release(request["snapshot"])
@@ -212,8 +155,7 @@ class Supervisor:
         node = self._guests.sandboxes.get(request["id"]) or self._guests.snapshots.get(request["id"])
         if node is None:
             raise SandboxError(f"no sandbox or snapshot {request['id']}")
-        memory = node.group.memory_bytes()
-        reply({"oom_kills": node.group.oom_kills(), "memory_bytes": memory, "disk_bytes": node.disk_bytes()})
+        reply({**node.usage(), "disk_bytes": node.disk_bytes()})
 
     def _do_list(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         rows = [node.row() for node in (*self._guests.sandboxes.values(), *self._guests.snapshots.values())]
@@ -230,38 +172,6 @@ class Supervisor:
                 node.kill("its client is gone")
 
     # ---- checks -----------------------------------------------------------------------------------------------
-
-    def _check_room(self, names: list[str | None], *, replaced: str | None = None) -> None:
-        self._check_descriptors(len(names))
-        live = self._guests.living - (replaced in self._guests.sandboxes)
-        if live + len(names) > self._cap:
-            raise LimitExceeded(
-                f"{live} sandboxes live here and {len(names)} more would pass the cap of {self._cap}: terminate some, "
-                "or set SANDBOX_GYM_MAX_SANDBOXES before the first one"
-            )
-        taken = {node.name for node in self._guests.sandboxes.values()}
-        for name in names:
-            if name is not None and (name in taken or names.count(name) > 1):
-                raise SandboxError(
-                    f"a sandbox named {name!r} lives already: names are unique among the living"
-                )
-
-    def _check_descriptors(self, more: int) -> None:
-        """Every guest, snapshots included, holds some; without a check the first to fail would be anyone's."""
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        guests = len(self.loop)  # a little more than they are
-        if (guests + more) * _DESCRIPTORS_EACH + _DESCRIPTORS_KEPT > most:
-            raise LimitExceeded(
-                f"{guests} sandboxes and snapshots live here and {more} more would need more open files than the "
-                f"{most} allowed: delete snapshots, or raise the hard limit (ulimit -Hn)"
-            )
-
-    def _check_depth(self, node: Node) -> None:
-        if node.depth >= MAX_DEPTH:
-            raise SnapshotError(
-                f"snapshots nest at most {MAX_DEPTH} deep with the fork engine, and this is number {node.depth}: "
-                "restore from an earlier snapshot"
-            )
 
     def _check_limits(self, limits: Limits) -> None:
         refused = sorted(limits.explicit & set(self._unenforced))

@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from . import commands, copying, files, wire
+from . import commands, copying, files, rebind, wire
 from .interpreter import Interpreter
 from .wire import Connection, Frame, Op, Status
 
@@ -43,6 +43,8 @@ class Agent:
                 self._answer_raw(frame, self.hosted.step)
             elif frame.op == Op.CLONE:
                 self._clone(frame)
+            elif frame.op == Op.ADOPT:
+                self.connection.replace(socket.socket(fileno=frame.fds[0]))
             elif frame.op == Op.PING:
                 self.connection.send(Op.PING, Status.OK, frame.seq, frame.meta, frame.data)
             else:
@@ -73,7 +75,8 @@ class Agent:
 
     def _handle(self, op: Op, value: Any) -> Any:
         if op == Op.SETTLE:
-            return commands.reap_orphans()
+            commands.reap_orphans()
+            return rebind.rebind() if rebind.needs_rebind() else None
         if op == Op.CODE:
             return self.interpreter.run(**value)
         if op == Op.EXEC:

@@ -30,6 +30,7 @@ class Copier:
         self._frozen = False
         self._ready: tuple[Any, Batch] | None = None
         self._open_files: list[tuple[int, str, int, int]] = []
+        self._devices: list[tuple[int, str, int]] = []  # open as standard streams
         self._cwd = ""
         self._on_child = ctypes.create_string_buffer(len(_SIG_IGN))  # what SIGCHLD does while not frozen
 
@@ -73,6 +74,7 @@ class Copier:
         batch.add(
             syscalls.NR_RT_SIGACTION, signal.SIGCHLD, ctypes.addressof(self._on_child), 0, _SIGSET_BYTES
         )
+        batch.add(syscalls.NR_SETSID)  # the session's leader would be outside, where criu finds none
         batch.add(syscalls.NR_SETNS, netns, syscalls.CLONE_NEWNET)
         batch.add(*syscalls.move_mount_call(root, "/"))
         batch.add(syscalls.NR_FCHDIR, root)
@@ -82,6 +84,9 @@ class Copier:
         batch.add(syscalls.NR_PIVOT_ROOT, b".", b".")
         batch.add(syscalls.NR_UMOUNT2, b".", MNT_DETACH)
         batch.add(syscalls.NR_CHDIR, os.fsencode(self._cwd))
+        for fd, path, flags in self._devices:
+            batch.add(syscalls.NR_CLOSE, fd)  # the lowest that is free then, and so what the next call opens
+            batch.add(syscalls.NR_OPENAT, syscalls.AT_FDCWD, os.fsencode(path), flags)
         # The connection goes on under its old number.
         batch.add(syscalls.NR_DUP3, control, connection_fd, os.O_CLOEXEC)
         for fd in frame.fds:
@@ -119,22 +124,40 @@ class Copier:
         batch.run()
 
     def _look_at_open_files(self, ours: set[int]) -> None:
-        """Every file and folder that is open on the disk. Devices have no state and no place: they stay as they are."""
-        self._open_files = []
+        """Every file and folder that is open on the disk, and devices where all children inherit them: these have no
+        state, but criu finds none that was opened in another mount namespace.
+        """
+        self._open_files, self._devices = [], []
         for name in os.listdir("/proc/self/fd"):
             fd = int(name)
             if fd in ours:
                 continue
             try:
                 path = os.readlink(f"/proc/self/fd/{fd}")
-                mode = os.fstat(fd).st_mode
+                status = os.fstat(fd)
+                mode = status.st_mode
             except OSError:  # the descriptor of this very listing
                 continue
-            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-                with open(f"/proc/self/fdinfo/{fd}") as info:
-                    fields = dict(line.split(":", 1) for line in info if ":" in line)
-                self._open_files.append((fd, path, int(fields["flags"], 8), int(fields["pos"])))
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISCHR(mode)):
+                continue
+            with open(f"/proc/self/fdinfo/{fd}") as info:
+                fields = dict(line.split(":", 1) for line in info if ":" in line)
+            flags = int(fields["flags"], 8)
+            if not stat.S_ISCHR(mode):
+                self._open_files.append((fd, path, flags, int(fields["pos"])))
+            elif _is_device(path, status.st_rdev):
+                self._devices.append((fd, path, flags))
+        self._devices.sort()
+        # Only where each is the lowest free number once it is closed.
+        self._devices = [device for i, device in enumerate(self._devices) if device[0] == i]
         self._cwd = os.getcwd()
+
+
+def _is_device(path: str, number: int) -> bool:
+    try:
+        return os.stat(path).st_rdev == number
+    except OSError:
+        return False
 
 
 def _close(fds: list[int]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.env import SandboxEnv
-from sandbox_gym.errors import SandboxTimeout, SnapshotError
+from sandbox_gym.errors import SandboxTimeout
 from sandbox_gym.sandbox import Sandbox
 from sandbox_gym.search import MCTS
 from sandbox_gym.search.model import Model, as_model
@@ -59,11 +59,10 @@ def test_states_nest_as_deep_as_it_says(sandboxed: Make) -> None:
         states.append(step.state)
     assert model.rollout(states[-1], max_steps=3, discount=1.0, seed=0).actions
     assert model.max_depth == depth
-    too_deep = model.step(states[-1], 0).state
-    assert too_deep is not None
-    states.append(too_deep)
-    with pytest.raises(SnapshotError):
-        model.step(too_deep, 0)
+    for _ in range(3):  # deeper than process namespaces nest: rebased on the way
+        state = model.step(states[-1], 0).state
+        assert state is not None
+        states.append(state)
     for state in reversed(states):
         model.release(state)
     assert Sandbox.list() == [env.sandbox]

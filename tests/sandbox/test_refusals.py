@@ -56,35 +56,32 @@ def test_what_a_fork_would_lose_is_refused_by_name(box: Sandbox, what: str) -> N
     result = box.run_code(f"kept = 1\n{code}")
     assert result.ok, result.error
     with pytest.raises(SnapshotError, match=box.name) as caught:
-        box.snapshot()
+        box.snapshot(engine="fork")
     assert any(word in str(caught.value) for word in reason.split("|")), str(caught.value)
-    with pytest.raises(SnapshotError):
-        box.fork(2)
     assert box.status == "running" and box.run_code("kept").value == "1" and box.shell("true").ok
 
 
 def test_after_the_hindrance_has_gone_a_snapshot_works(box: Sandbox) -> None:
     box.run_code("import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()")
     with pytest.raises(SnapshotError):
-        box.snapshot()
+        box.snapshot(engine="fork")
     box.run_code("e.set(); t.join()")
-    box.snapshot().delete()
+    box.snapshot(engine="fork").delete()
     box.shell("sleep 60 & echo $! > pid")
     with pytest.raises(SnapshotError, match="sleep"):
-        box.snapshot()
+        box.snapshot(engine="fork")
     box.shell("kill $(cat pid)")
     for _ in range(3):  # children that end by themselves, with their pipes, in no command's time
         box.shell("(sleep 0.02; echo late) & setsid sleep 0.02 &")
         box.run_code("import time; time.sleep(0.1)")
-        box.snapshot().delete()
+        box.snapshot(engine="fork").delete()
 
 
 def test_a_server_in_the_background_is_named(box: Sandbox) -> None:
     serve = "import http.server, os; os.mknod('up'); http.server.test(port=8000)"
     box.shell(f'python3 -c "{serve}" >/dev/null 2>&1 & until [ -e up ]; do :; done')
-    with pytest.raises(SnapshotError, match="python3") as caught:
-        box.snapshot()
-    assert "criu" in str(caught.value)
+    with pytest.raises(SnapshotError, match="python3"):
+        box.snapshot(engine="fork")
 
 
 def test_private_mappings_and_read_only_files_are_fine(box: Sandbox) -> None:

@@ -224,10 +224,10 @@ def test_a_chain_of_25_snapshots(box: Sandbox) -> None:
 
 def test_too_deep_is_a_clear_error_that_harms_nothing(box: Sandbox) -> None:
     chain = []
-    with pytest.raises(SnapshotError, match=r"deep.*earlier") as caught:
+    with pytest.raises(SnapshotError, match=r"deep") as caught:
         for _ in range(40):
-            chain.append(box.snapshot())
-    assert box.name in str(caught.value) or "this is number" in str(caught.value)
+            chain.append(box.snapshot(engine="fork"))
+    assert box.name in str(caught.value)
     assert 25 <= len(chain) < 40
     assert box.run_code("1 + 1").value == "2" and box.shell("true").ok
     with Sandbox.restore(chain[-2]) as copy:

@@ -1,0 +1,308 @@
+"""Snapshots as files: criu(8) writes a whole process tree into a folder, and makes it again any number of times.
+
+Each run of criu is a job in a mount namespace of its own, whose /run is a tmpfs that all runs share: there criu keeps
+what it found out about the kernel, which takes it 40 ms otherwise, and there a restored root is mounted. Memory and
+disk are of one instant: while the tree stands still, criu waits for the supervisor to clone the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox_gym.api import Limits
+from sandbox_gym.guest import syscalls
+
+from . import criu, rpc
+from .disk import Layer, Store, used_bytes
+from .jobs import TIMED_OUT, Jobs
+from .merge import merge
+from .network import bring_loopback_up
+from .node import Family, Node
+from .spares import Parts
+
+_RUN = "/run"
+_ROOT = f"{_RUN}/root"  # where a restored tree's root is mounted, for criu alone
+_CONTROL_FD, _RPC_FD = 100, 101
+_NO_LIMITS = Limits(None, None, None, None)
+_COMMON: dict[str, rpc.Value] = {
+    "log_level": 1,
+    "log_file": "log",
+    "notify_scripts": 1,
+    "manage_cgroups_mode": 0,  # ignore: a restored tree stays in the group that its criu joined
+    "network_lock": 3,  # skip: nothing but loopback is there to be locked
+    "empty_ns": syscalls.CLONE_NEWNET,
+    "tcp_established": 1,
+    "file_locks": 1,
+    "ghost_limit": 1 << 30,  # bytes of a file that is open but deleted
+}
+
+
+@dataclass(eq=False)
+class Image:
+    """A snapshot that criu has written. `control_inode`: of the socket that another is put in the place of."""
+
+    id: str
+    family: Family
+    layers: tuple[Layer, ...]
+    folder: Path
+    control_inode: int
+    memory_bytes: int
+    handles: int = 1
+    restoring: int = 0
+    created: float = field(default_factory=time.time)
+    depth: int = -1  # its copies are no deeper than a first guest
+
+    def disk_bytes(self) -> int:
+        return sum(layer.used for layer in self.layers)
+
+    def usage(self) -> dict[str, int]:
+        """Of its memory, as it lies on the disk."""
+        return {"oom_kills": 0, "memory_bytes": self.memory_bytes}
+
+    def drop(self) -> None:
+        for layer in self.layers:
+            layer.release()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def row(self) -> dict[str, Any]:
+        """What `list` shows."""
+        return {
+            "id": self.id,
+            "name": self.id,
+            "state": "snapshot",
+            "age": time.time() - self.created,
+            "parent": None,
+            "memory_bytes": self.memory_bytes,
+            "pid": 0,
+        }
+
+
+class Imager:
+    """Dumps sandboxes and restores images."""
+
+    def __init__(self, jobs: Jobs, run_folder: Path, store: Store) -> None:
+        self._jobs = jobs
+        self._run_folder = run_folder
+        self._store = store
+        self._count = 0
+        self._run_fd = -1
+        self._program = ""
+
+    def dump(
+        self, node: Node, image_id: str, timeout: float, done: Callable[[Image | None, str], None]
+    ) -> None:
+        """Writes a sandbox, which runs on, as an image. `done` hears the image, or None and the reason.
+
+        Raises BackendUnavailable, OSError.
+        """
+        self._prepare()
+        folder = self._make_folder()
+        image = Image(image_id, node.family, (), folder, node.control_inode, 0)
+        mounts = [f"mnt[{target}]:{key}" for key, _, target in _externals(node.family)]
+        options: dict[str, rpc.Value] = {
+            "pid": node.pid,
+            "leave_running": 1,
+            "external": [f"unix[{node.control_inode}]", *mounts],
+        }
+
+        def stage(script: str, pid: int) -> None:
+            if script == "post-dump":  # the tree still stands still
+                image.layers = (self._store.clone(node.layer), *node.below)
+                for layer in node.below:
+                    layer.hold()
+
+        def ended(reason: str, pid: int) -> None:
+            if reason or not image.layers:
+                image.drop()
+                done(None, reason or "its disk was not captured")
+                return
+            image.memory_bytes = sum(file.stat().st_size for file in folder.glob("pages-*.img"))
+            done(image, "")
+
+        self._run(rpc.DUMP, folder, options, timeout, stage, ended, lambda: None)
+
+    def restore(
+        self, image: Image, parts: Parts, root: int, timeout: float, done: Callable[[int, str], None]
+    ) -> None:
+        """Makes the tree again, on another disk and under other limits. `done` hears the pid of its first process, or 0
+        and the reason. Raises BackendUnavailable, OSError.
+        """
+        options: dict[str, rpc.Value] = {
+            "root": _ROOT,
+            "inherit_fd": [rpc.inherit_fd(f"socket:[{image.control_inode}]", _CONTROL_FD)],
+            "external": [f"mnt[{key}]:{place}" for key, place, _ in _externals(image.family)],
+        }
+        joins, control_fd = list(parts.group.join_fds), parts.theirs.fileno()
+
+        def begin() -> None:
+            for fd in joins:
+                os.write(fd, b"0")
+            syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+            os.dup2(control_fd, _CONTROL_FD)
+            syscalls.move_mount(root, _ROOT)
+
+        def stage(script: str, pid: int) -> None:
+            if script == "setup-namespaces":  # before sockets are made: connections on loopback need it
+                bring_loopback_up(pid)
+
+        def ended(reason: str, pid: int) -> None:
+            image.restoring -= 1
+            done(pid, reason)
+
+        self._run(rpc.RESTORE, image.folder, options, timeout, stage, ended, begin)
+        image.restoring += 1
+
+    def _run(
+        self,
+        kind: int,
+        folder: Path,
+        options: dict[str, rpc.Value],
+        timeout: float,
+        stage: Callable[[str, int], None],
+        done: Callable[[str, int], None],
+        begin: Callable[[], None],
+    ) -> None:
+        """A run of criu. `stage` acts at each of its stages, while it waits, with the tree's first pid. `begin`: what
+        its process does before it becomes criu.
+        """
+        self._prepare()
+        self._count += 1
+        work = f"w{self._count}"
+        os.mkdir(work, dir_fd=self._run_fd)
+        # criu opens them by these numbers, as this process's.
+        fds = [os.open(folder, os.O_RDONLY), os.open(work, os.O_RDONLY, dir_fd=self._run_fd)]
+        place = Path(f"/proc/self/fd/{fds[1]}")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        failure = ""
+        open_ = True
+
+        def body() -> None:
+            self._enter()
+            begin()
+            os.dup2(theirs.fileno(), _RPC_FD)
+            os.execve(self._program, [self._program, "swrk", str(_RPC_FD)], {"PATH": os.defpath})
+
+        def end(reason: str, pid: int) -> None:
+            nonlocal open_
+            if not open_:
+                return
+            open_ = False
+            self._jobs.loop.unwatch(ours.fileno())
+            ours.close()
+            for fd in fds:
+                os.close(fd)
+            shutil.rmtree(f"/proc/self/fd/{self._run_fd}/{work}", ignore_errors=True)
+            done(reason, pid)
+
+        def spoken() -> None:
+            nonlocal failure
+            try:
+                said = rpc.receive(ours)
+                if said["kind"] != rpc.NOTIFY:
+                    reason = (
+                        "" if said["success"] else failure or f"criu failed: {_first_error(place / 'log')}"
+                    )
+                    end(reason, said.get("pid", 0))
+                    return
+                try:
+                    stage(said["script"], said["pid"])
+                except OSError as error:
+                    failure = str(error)
+                ours.send(rpc.notified(success=not failure))
+            except (EOFError, ValueError, OSError):
+                self._jobs.loop.unwatch(ours.fileno())  # its end is on the way, and tells more
+
+        def ended(code: int) -> None:
+            late = f"criu did not end within {timeout:g} s"
+            end(late if code == TIMED_OUT else f"criu ended with {code}", 0)
+
+        self._jobs.start(body, timeout, ended)
+        theirs.close()
+        self._jobs.loop.watch(ours.fileno(), spoken)
+        folders = {"images_dir_fd": fds[0], "work_dir_fd": fds[1]}
+        ours.send(rpc.request(kind, {**_COMMON, **options, **folders}))
+
+    def flatten(self, image: Image, timeout: float, done: Callable[[str], None]) -> None:
+        """Merges its layers into one; `done` hears "", or why that failed. Raises OSError."""
+        merged = self._store.make(_NO_LIMITS, 0)
+        merged.lower = f"{merged.folder}/f"
+        os.mkdir(merged.lower)
+        lowers = [layer.lower for layer in image.layers if layer.lower is not None]
+        count = Path(merged.folder) / "used"
+
+        def body() -> None:
+            merge(lowers, f"{merged.folder}/f")
+            count.write_text(str(used_bytes(f"{merged.folder}/f")))
+
+        def ended(code: int) -> None:
+            if code:
+                merged.release()
+                done(f"its layers could not be merged ({code})")
+                return
+            merged.used = int(count.read_text())
+            layers, image.layers = image.layers, (merged,)
+            for layer in layers:
+                layer.release()
+            done("")
+
+        self._jobs.start(body, timeout, ended)
+
+    def _make_folder(self) -> Path:
+        self._count += 1
+        folder = self._run_folder / "disk" / f"image-{self._count}"
+        folder.mkdir()
+        return folder
+
+    def _prepare(self) -> None:
+        """The tmpfs that is /run for all runs of criu. Raises BackendUnavailable where there is no criu."""
+        self._program = criu.find().path
+        if self._run_fd >= 0:
+            return
+        context = syscalls.fsopen("tmpfs")
+        try:
+            syscalls.fsconfig_string(context, "mode", "755")
+            syscalls.fsconfig_create(context)
+            self._run_fd = syscalls.fsmount(context)
+        finally:
+            os.close(context)
+        for name in ("root", "tmp"):
+            os.mkdir(name, dir_fd=self._run_fd)
+
+    def _enter(self) -> None:
+        """In a job's process: a mount namespace with that /run, where only our own folder is as it was."""
+        ours = syscalls.open_tree(str(self._run_folder), recursive=True)
+        run = syscalls.open_tree("", dfd=self._run_fd)
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        syscalls.move_mount(
+            syscalls.open_tree("tmp", dfd=run), "/tmp"
+        )  # criu leaves folders there when killed
+        syscalls.move_mount(run, _RUN)
+        self._run_folder.mkdir(parents=True, exist_ok=True)
+        syscalls.move_mount(ours, str(self._run_folder))
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+
+
+def _externals(family: Family) -> list[tuple[str, str, str]]:
+    """Key, host place and target of each mount that comes from outside."""
+    return [(f"m{i}", place, target) for i, (place, target) in enumerate(family.base.attached)]
+
+
+def _first_error(log: Path) -> str:
+    """Why criu gave up, by its log: the first error is the cause, later ones follow from it."""
+    try:
+        with open(log, errors="replace") as file:
+            found = re.findall(r"Error \([^)]*\): (.*)", file.read(1 << 20))
+    except OSError:
+        found = []
+    # Not being allowed more descriptors than the hard limit is what it complains of at each start.
+    return next((line for line in found if "RLIMIT_NOFILE" not in line), "it did not say why")

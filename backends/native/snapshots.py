@@ -1,0 +1,203 @@
+"""Snapshots taken and restored: which engine does it, and the steps of each, one event after another.
+
+The fork engine freezes the guest's process and goes on as a copy of it. Where that isn't right, criu writes the tree as
+an image and the guest goes on as it is. A guest that is as deep as process namespaces nest is rebased: written as an
+image, made again from it at the first level, and there the fork engine goes on.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from sandbox_gym.errors import BackendUnavailable, SnapshotError
+
+from . import planner
+from .copies import CopyFailed, Expected, Maker, deadline_in
+from .images import Image, Imager
+from .node import Node
+from .population import MAX_DEPTH, Population
+from .room import Room
+
+Reply = Callable[..., bool]
+_MARGIN = 5.0  # seconds that a job's own deadline comes before that of the guest it makes
+
+
+class Snapshots:
+    def __init__(self, guests: Population, maker: Maker, imager: Imager, room: Room) -> None:
+        self._guests = guests
+        self._maker = maker
+        self._imager = imager
+        self._room = room
+
+    # ---- taking -----------------------------------------------------------------------------------------------
+
+    def take(self, request: dict[str, Any], reply: Reply) -> None:
+        """`engine`: "fork", "criu" or "auto". The guest settles between a refusal and the request that lets criu do it
+        (`settled`): its past may have left what only looks alive, and mappings that criu can't look up.
+        """
+        node = self._guests.get(request["id"])
+        engine, settled = request["engine"], request["settled"]
+        refusal = planner.refusal(node.pid, node.control_inode, node.group.members())
+        deep = node.depth >= MAX_DEPTH
+        if refusal is None and not deep and engine != "criu":
+            self._fork(node, request, reply)
+        elif engine == "fork" or not settled:
+            reason = (
+                refusal or f"snapshots nest at most {MAX_DEPTH} deep with it, and this is number {node.depth}"
+            )
+            raise SnapshotError(f"sandbox {node.name}: the fork engine can't capture this state: {reason}")
+        elif refusal is None and engine != "criu":
+            self._rebase(node, request, reply)
+        else:
+            self._write(node, refusal or "it was asked for", request, reply)
+
+    def _fork(self, node: Node, request: dict[str, Any], reply: Reply) -> None:
+        if not request["keep"]:
+            node.freeze_disk()
+            self._guests.sandboxes.pop(node.id)
+            reply(self._guests.become_snapshot(node))
+            return
+        self._room.check_descriptors(1)
+        try:
+            heir = self._maker.copy(node, node.name)
+        except BaseException:
+            node.thaw_disk()
+            raise
+
+        def done(expected: Expected, failure: CopyFailed | None) -> None:
+            if failure is not None:
+                node.thaw_disk()
+                reply({"error": "SnapshotError", "message": f"sandbox {node.name}: {failure}"})
+                return
+            self._guests.succeed(node, heir)
+            taken = self._guests.become_snapshot(node)
+            if not reply(taken, [heir.control.fileno()]):
+                heir.kill("its client is gone")
+
+        self._guests.expect(Expected(heir, node, done, deadline_in(request["timeout"])))
+
+    def _write(self, node: Node, why: str, request: dict[str, Any], reply: Reply) -> None:
+        def done(image: Image | None, reason: str) -> None:
+            if image is None:
+                reply(_failed(node, reason))
+                return
+            self._guests.snapshots[image.id] = image
+            image.handles = 1
+            if not request["keep"]:
+                self._guests.sandboxes.pop(node.id, None)
+                node.kill("it became a snapshot")
+            reply({"id": image.id, "engine": "criu", "why": why, "depth_left": MAX_DEPTH})
+
+        self._dump(node, why, request["timeout"], done)
+
+    def _dump(self, node: Node, why: str, timeout: float, done: Callable[[Image | None, str], None]) -> None:
+        def dumped(image: Image | None, reason: str) -> None:
+            if image is not None and self._guests.sandboxes.get(node.id) is not node:
+                self._guests.drop_image(image)
+                image, reason = None, "it ended meanwhile"
+            done(image, reason)
+
+        try:
+            self._imager.dump(node, secrets.token_hex(6), timeout, dumped)
+        except BackendUnavailable as error:
+            raise SnapshotError(
+                f"sandbox {node.name}: the fork engine can't capture this state: {why}. The criu engine: {error}"
+            ) from None
+
+    def _rebase(self, node: Node, request: dict[str, Any], reply: Reply) -> None:
+        timeout = request["timeout"]
+
+        def dumped(image: Image | None, reason: str) -> None:
+            if image is None:
+                reply(_failed(node, reason))
+            else:
+                image.handles = 0
+                self._imager.flatten(image, timeout, lambda reason: flattened(image, reason))
+
+        def flattened(image: Image, reason: str) -> None:
+            if reason:
+                self._guests.drop_image(image)
+                reply(_failed(node, reason))
+            else:
+                self._restore_image(image, node.name, timeout, restored)
+
+        def restored(expected: Expected, failure: CopyFailed | None) -> None:
+            if failure is not None:
+                reply(_failed(node, str(failure)))
+                return
+            heir = expected.node
+            self._guests.succeed(node, heir)
+            node.kill("its state goes on at the first level")
+            try:
+                self._fork(heir, request, reply)
+            except (OSError, CopyFailed) as error:
+                # The client holds no channel to it, and the old one is gone.
+                heir.kill("a snapshot could not be taken after it was rebased")
+                reply(_failed(heir, str(error)))
+
+        self._dump(node, f"snapshots nest at most {MAX_DEPTH} deep", timeout, dumped)
+
+    # ---- restoring ----------------------------------------------------------------------------------------------
+
+    def restore(
+        self, request: dict[str, Any], reply: Reply, hand_out: Callable[[list[Node], Reply], None]
+    ) -> None:
+        source = self._guests.snapshots.get(request["snapshot"])
+        if source is None:
+            raise SnapshotError(f"snapshot {request['snapshot']} is gone: deleted, or its process was killed")
+        replaced, timeout = request["replace"], request["timeout"]
+        self._room.check(request["names"], replaced=replaced)
+        order: list[Node] = []
+        made: list[Node] = []
+        waiting = 0
+        failures: list[str] = []
+
+        def done(expected: Expected, failure: CopyFailed | None) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if failure is not None:
+                failures.append(str(failure))
+            else:
+                self._guests.admit(expected.node, secrets.token_hex(6), expected.node.name, source.id)
+                made.append(expected.node)
+            if not waiting and not failures:
+                if replaced is not None:
+                    self._guests.take_place(made[0], replaced)
+                hand_out(sorted(made, key=order.index), reply)
+            elif not waiting:
+                for node in made:
+                    node.kill("a sibling could not be made")
+                reply({"error": "SnapshotError", "message": f"snapshot {source.id}: {failures[0]}"})
+
+        try:
+            for name in request["names"]:
+                order.append(self._start(source, name, timeout, done))
+                waiting += 1
+        except (OSError, CopyFailed, BackendUnavailable) as error:
+            failures.append(str(error))
+        if not waiting:
+            raise SnapshotError(f"snapshot {source.id}: {failures[0]}")
+
+    def _start(self, source: Node | Image, name: str | None, timeout: float, done: Any) -> Node:
+        if isinstance(source, Image):
+            return self._restore_image(source, name, timeout, done)
+        node = self._maker.copy(source, name)
+        self._guests.expect(Expected(node, source, done, deadline_in(timeout)))
+        return node
+
+    def _restore_image(self, image: Image, name: str | None, timeout: float, done: Any) -> Node:
+        def restored(reason: str) -> None:
+            self._guests.drop_image(image)
+            if expected in self._guests.expected:
+                self._guests.arrive(expected, CopyFailed(reason) if reason else None)
+
+        node = self._maker.restore(image, name, timeout, restored)
+        expected = Expected(node, None, done, deadline_in(timeout + _MARGIN))
+        self._guests.expect(expected, announces=False)
+        return node
+
+
+def _failed(node: Node, reason: str) -> dict[str, Any]:
+    return {"error": "SnapshotError", "message": f"sandbox {node.name}: {reason}"}
