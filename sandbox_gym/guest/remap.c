@@ -1,8 +1,8 @@
-/* The part of rebind.py that runs while every other thread of the process stands still: no library, no lock, no
- * allocation. Its machine code lies in rebind.py. After a change here:
+/* The part of remap.py that runs while every other thread of the process stands still: no library, no lock, no
+ * allocation. Its machine code lies in remap.py. After a change here:
  *
  *   gcc -Os -fPIC -ffreestanding -mgeneral-regs-only -fno-stack-protector -fcf-protection=none
- *     -fno-asynchronous-unwind-tables -fno-toplevel-reorder -nostdlib -shared -Wl,-z,noseparate-code -o X rebind.c
+ *     -fno-asynchronous-unwind-tables -fno-toplevel-reorder -nostdlib -shared -Wl,-z,noseparate-code -o X remap.c
  *   objcopy -O binary -j .text X CODE
  */
 typedef unsigned long word;
@@ -52,7 +52,7 @@ void restorer(void) __attribute__((visibility("hidden")));
 extern volatile struct { int round, parked; } gate __attribute__((visibility("hidden")));
 
 /* 0, or -(where << 12 | errno). where: 0 before anything was moved, i + 1 at areas[i], count + 1 at the exe link. */
-long rebind(struct plan *p) {
+long remap(struct plan *p) {
   word all = ~0UL, before;
   struct action old, mine;
   call4(SIGPROCMASK, 2, (long)&all, (long)&before, 8); /* what a handler writes in between could get lost */
