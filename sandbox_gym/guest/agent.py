@@ -12,10 +12,10 @@ from . import commands, copying, files, rebind, wire
 from .interpreter import Interpreter
 from .wire import Connection, Frame, Op, Status
 
-# CAP_ numbers that commands keep (Docker's default set). The agent itself keeps what a copy needs, to mount and to
-# enter namespaces; what it executes is cut to these by the bounding set.
+# CAP_ numbers that commands keep (Docker's default set). The agent itself keeps what a copy needs, to mount, to
+# enter namespaces and to set their clocks; what it executes is cut to these by the bounding set.
 _KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
-_CAP_SYS_ADMIN = 21
+_CAP_SYS_ADMIN, _CAP_SYS_TIME = 21, 25
 
 
 class Agent:
@@ -127,7 +127,7 @@ def main() -> NoReturn:
                 prctl(PR_CAPBSET_DROP, capability)
             except OSError:  # EINVAL: a kernel with fewer capabilities than this list
                 break
-    capset(_KEPT_CAPABILITIES | {_CAP_SYS_ADMIN})
+    capset(_KEPT_CAPABILITIES | {_CAP_SYS_ADMIN, _CAP_SYS_TIME})
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)  # or every command would hold the control socket
     sys.path[:] = [entry for entry in sys.argv[2:] if entry not in sys.path] + sys.path[1:]

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from . import rebind, syscalls, wire
 from .batch import Batch, BatchError
+from .clocks import Clocks
 from .syscalls import MNT_DETACH, MS_NODEV, MS_NOEXEC, MS_NOSUID, move_mount, pivot_root, umount2
 from .wire import Connection, Frame, Op
 
@@ -28,6 +29,7 @@ _SIGSET_BYTES = 8
 class Copier:
     def __init__(self) -> None:
         self._frozen = False
+        self._clocks: Clocks | None = None
         self._ready: tuple[Any, Batch] | None = None
         self._open_files: list[tuple[int, str, int, int]] = []
         self._devices: list[tuple[int, str, int]] = []  # open as standard streams
@@ -40,6 +42,8 @@ class Copier:
         try:
             if first:
                 self._freeze({connection.sock.fileno(), *frame.fds})
+            assert self._clocks is not None
+            self._clocks.turn_back()
             copied = self._calls_for(connection.sock.fileno(), frame).run() == 0
         except OSError as error:
             if isinstance(error, BatchError) and error.index > 0:  # this is the copy, half moved
@@ -84,7 +88,12 @@ class Copier:
         batch.add(syscalls.NR_PIVOT_ROOT, b".", b".")
         batch.add(syscalls.NR_UMOUNT2, b".", MNT_DETACH)
         batch.add(syscalls.NR_CHDIR, os.fsencode(self._cwd))
+        opened: dict[tuple[str, int], int] = {}
         for fd, path, flags in self._devices:
+            first = opened.setdefault((path, flags), fd)
+            if first != fd:
+                batch.add(syscalls.NR_DUP3, first, fd, flags & os.O_CLOEXEC)
+                continue
             batch.add(syscalls.NR_CLOSE, fd)  # the lowest that is free then, and so what the next call opens
             batch.add(syscalls.NR_OPENAT, syscalls.AT_FDCWD, os.fsencode(path), flags)
         # The connection goes on under its old number.
@@ -107,6 +116,7 @@ class Copier:
         _refuse_timers()
         self._look_at_open_files(ours)
         self._ready = None
+        self._clocks = Clocks()
         gc.freeze()  # a collection in a copy would otherwise write to, and so duplicate, every page
         # Copies that end are this process's children: ignored, so that none stays as a zombie.
         self._set_on_child(_SIG_IGN, self._on_child)

@@ -12,6 +12,7 @@ import platform
 import socket
 import struct
 
+CLONE_NEWTIME = 0x00000080  # for unshare, whose next child it is that gets one
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
