@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox_gym import registration
 
 if TYPE_CHECKING:
+    from sandbox_gym._budget import set_budget as set_budget
     from sandbox_gym._snapshot import Snapshot as Snapshot
     from sandbox_gym.api import CodeResult as CodeResult
     from sandbox_gym.api import ErrorInfo as ErrorInfo
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sandbox_gym.env import SandboxEnv as SandboxEnv
     from sandbox_gym.envs.terminal import TerminalEnv as TerminalEnv
     from sandbox_gym.errors import BackendUnavailable as BackendUnavailable
+    from sandbox_gym.errors import BudgetExceeded as BudgetExceeded
     from sandbox_gym.errors import LimitExceeded as LimitExceeded
     from sandbox_gym.errors import ProtocolError as ProtocolError
     from sandbox_gym.errors import SandboxDied as SandboxDied
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "BackendUnavailable": "errors",
     "Branch": "branching",
+    "BudgetExceeded": "errors",
     "CodeResult": "api",
     "ErrorInfo": "api",
     "ExecResult": "api",
@@ -55,11 +58,13 @@ _HOMES = {
     "TerminalEnv": "envs.terminal",
     "Trajectory": "hosting",
     "register_envs": "registration",
+    "set_budget": "_budget",
 }
 
 __all__ = [
     "BackendUnavailable",
     "Branch",
+    "BudgetExceeded",
     "CodeResult",
     "ErrorInfo",
     "ExecResult",
@@ -78,6 +83,7 @@ __all__ = [
     "TerminalEnv",
     "Trajectory",
     "register_envs",
+    "set_budget",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import time
 import weakref
 
 from sandbox_gym.api import Backend, SandboxSpec, Taken
@@ -28,6 +29,7 @@ class Snapshot:
         self.label = label
         self.parent_id = parent.id if parent is not None else None
         self._parent = weakref.ref(parent) if parent is not None else None
+        self.used_at = time.monotonic()  # when it was taken or restored last
         self._backend = backend
         self._spec = spec
         self._release = weakref.finalize(self, backend.release_later, taken.id)
@@ -71,3 +73,8 @@ class Snapshot:
 
 
 _snapshots: weakref.WeakValueDictionary[str, Snapshot] = weakref.WeakValueDictionary()
+
+
+def held(backend: Backend) -> list[Snapshot]:
+    """The snapshots that this process has of a backend."""
+    return [snapshot for snapshot in Snapshot.list() if snapshot._backend is backend]

@@ -210,6 +210,16 @@ class Backend(Protocol):
         name, and what was there before is killed. Raises SnapshotError, LimitExceeded.
         """
 
+    def set_budget(self, *, memory: int | None, disk: int | None) -> None:
+        """Bytes that all its sandboxes and snapshots may hold together, looked at before more is made: from then on
+        `create`, `snapshot` and `restore` raise BudgetExceeded. Raises BackendUnavailable where nothing counts them.
+        """
+
+    def put_on_disk(self, snapshot_id: str, *, timeout: float) -> None:
+        """Exchanges a snapshot's frozen process for an image. Its memory is free when nothing else hangs from it.
+        Raises SnapshotError, BackendUnavailable.
+        """
+
     def release(self, snapshot_id: str) -> None:
         """Drops a snapshot; it goes when nothing that was restored from it lives. Idempotent."""
 
@@ -226,7 +236,9 @@ class Backend(Protocol):
         """Why a sandbox is gone, for an error's message; starts with "memory" where that limit killed it."""
 
     def usage(self, node_id: str) -> dict[str, int]:
-        """Of a sandbox or snapshot: `memory_bytes`, `disk_bytes`, `oom_kills` (by its memory limit, so far)."""
+        """Of a sandbox or snapshot: `memory_bytes`, `disk_bytes`, `oom_kills` (by its memory limit, so far),
+        `children` (processes that hang from its own).
+        """
 
     def list(self) -> list[dict[str, Any]]:
         """The live sandboxes of this client."""

@@ -4,6 +4,7 @@ SandboxError
 ├── SandboxTimeout (TimeoutError)      a call did not end in time; what it started has been killed
 ├── SandboxDied (ConnectionError)      the guest, or the supervisor, is gone
 ├── LimitExceeded                      memory, sandboxes, depth: the message says which limit
+│   └── BudgetExceeded                 what all sandboxes and snapshots of this process may hold (set_budget)
 ├── SnapshotError                      this state can't be captured or restored; the message says why
 ├── BackendUnavailable                 this machine lacks something; the message names the command that mends it
 └── ProtocolError                      a guest sent what no guest of ours sends; it has been killed
@@ -28,6 +29,10 @@ class SandboxDied(SandboxError, ConnectionError):
 
 class LimitExceeded(SandboxError):
     """A limit was reached: the sandbox's memory, the number of live sandboxes, the depth of snapshots."""
+
+
+class BudgetExceeded(LimitExceeded):
+    """The sandboxes and snapshots of this process hold as much as `set_budget` allows."""
 
 
 class SnapshotError(SandboxError):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import builtins
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
-from sandbox_gym import _idle, _records
+from sandbox_gym import _budget, _idle, _records
 from sandbox_gym._calls import GuestCalls
 from sandbox_gym._records import UNSET
 from sandbox_gym._snapshot import Snapshot
@@ -117,7 +118,7 @@ class Sandbox(GuestCalls):
         _check_names([name])
         chosen = lookup.get(backend)
         try:
-            live = chosen.create(spec, name=name, timeout=timeout)
+            live = _budget.within(chosen, lambda: chosen.create(spec, name=name, timeout=timeout))
         except SandboxDied:  # the supervisor was killed, with all that it held: another starts
             chosen = lookup.get(backend, failed=chosen)
             live = chosen.create(spec, name=name, timeout=timeout)
@@ -144,7 +145,10 @@ class Sandbox(GuestCalls):
         seeds = copy_seeds(rng, len(names))
         backend = snapshot._backend
         _check_names(names)
-        lives = backend.restore(snapshot.id, names=names, timeout=_START_TIMEOUT)
+        snapshot.used_at = time.monotonic()
+        lives = _budget.within(
+            backend, lambda: backend.restore(snapshot.id, names=names, timeout=_START_TIMEOUT)
+        )
         made = [cls(backend, live, snapshot._spec, snapshot) for live in lives]
         try:
             for box, seed in zip(made, seeds):
@@ -215,25 +219,23 @@ class Sandbox(GuestCalls):
             return snapshot
 
     def _capture(self, *, keep: bool, engine: Engine = "auto") -> Taken:
-        for settled in (False, True):
+        def capture(settled: bool) -> Taken:
+            return self._backend.snapshot(
+                self._live, keep=keep, engine=engine, settled=settled, timeout=_START_TIMEOUT
+            )
+
+        try:
             try:
-                return self._backend.snapshot(
-                    self._live, keep=keep, engine=engine, settled=settled, timeout=_START_TIMEOUT
-                )
-            except SandboxDied as error:
-                raise self._fatal(error) from None
+                return _budget.within(self._backend, lambda: capture(False))
             except SnapshotError:
-                if settled:
-                    raise
-            # What a command has left may have ended since: the guest's own process reaps it, and closes its pipes; and
-            # it makes itself fit for criu.
-            try:
+                # What a command has left may have ended since: the guest's own process reaps it, and closes its pipes;
+                # and it makes itself fit for criu.
                 self._call(Op.SETTLE, None, timeout=30.0)
-            except GuestError as error:
-                raise SnapshotError(
-                    f"sandbox {self.name}: its guest could not be made ready: {error}"
-                ) from None
-        raise AssertionError("unreachable")
+            return _budget.within(self._backend, lambda: capture(True))
+        except SandboxDied as error:
+            raise self._fatal(error) from None
+        except GuestError as error:
+            raise SnapshotError(f"sandbox {self.name}: its guest could not be made ready: {error}") from None
 
     def checkpoint(self, label: str | None = None) -> Snapshot:
         """A snapshot that `rewind` finds by its label."""

@@ -21,7 +21,7 @@ LAYERS: dict[str, set[str]] = {
     "guest": {"guest"},
     "base": {"api", "channel", "checks", "errors", "registration", "seeds"},
     "backends": {"backends"},
-    "sandbox": {"_calls", "_idle", "_records", "_snapshot", "_transfer", "sandbox"},
+    "sandbox": {"_budget", "_calls", "_idle", "_records", "_snapshot", "_transfer", "sandbox"},
     "environments": {
         "_exchange",
         "_lanes",

@@ -78,6 +78,17 @@ class Groups:
         elif "cpu" in self._controllers:
             _write(self._controllers["cpu"] / self._name / "cpu.shares", str(min(262_144, 1024 * cores)))
 
+    def resident_bytes(self) -> int | None:
+        """Memory of all groups together that can't be dropped, shared pages once; None where nothing counts it."""
+        root = self._controllers.get("memory")
+        if root is None:
+            return None
+        key = "anon " if self.version == 2 else "total_rss "
+        for line in (root / self._name / "memory.stat").read_text().splitlines():
+            if line.startswith(key):
+                return int(line.split()[1])
+        return None
+
     def make(self, name: str, limits: Limits) -> Group:
         group = Group(self.version, {c: root / self._name / name for c, root in self._controllers.items()})
         group.make(limits)

@@ -20,7 +20,8 @@ from typing import Any
 import sandbox_gym
 from sandbox_gym import errors
 from sandbox_gym.api import Live, SandboxSpec, Taken
-from sandbox_gym.channel import Channel
+from sandbox_gym.channel import Channel, GuestError
+from sandbox_gym.guest.wire import Op
 
 from . import protocol, registry
 
@@ -85,12 +86,23 @@ class NativeBackend:
         if spec.rootfs is None:
             spec = dataclasses.replace(spec, python_path=python_path())
         request = {"op": "create", "spec": protocol.spec_to_json(spec), "name": name, "timeout": timeout}
+        request["budgeted"] = True
         message, fds = self._ask(request, timeout)
         self._warn(spec, message["unenforced"])
         return _lives(message, fds)[0]
 
-    def snapshot(self, live: Live, *, keep: bool, engine: str, settled: bool, timeout: float) -> Taken:
+    def snapshot(
+        self,
+        live: Live,
+        *,
+        keep: bool,
+        engine: str,
+        settled: bool,
+        timeout: float,
+        budgeted: bool = True,
+    ) -> Taken:
         request = {"op": "snapshot", "id": live.id, "keep": keep, "engine": engine, "settled": settled}
+        request["budgeted"] = budgeted
         message, fds = self._ask({**request, "timeout": timeout}, timeout * 3)
         if fds:
             live.channel.replace(socket.socket(fileno=fds[0]))
@@ -99,7 +111,13 @@ class NativeBackend:
         return Taken(message["id"], message["engine"], message["why"], message["depth_left"])
 
     def restore(
-        self, snapshot_id: str, *, names: Sequence[str | None], timeout: float, replace: Live | None = None
+        self,
+        snapshot_id: str,
+        *,
+        names: Sequence[str | None],
+        timeout: float,
+        replace: Live | None = None,
+        budgeted: bool = True,
     ) -> list[Live]:
         made: list[Live] = []
         try:
@@ -107,12 +125,31 @@ class NativeBackend:
                 batch = list(names[start : start + _BATCH])
                 request = {"op": "restore", "snapshot": snapshot_id, "names": batch, "timeout": timeout}
                 request["replace"] = replace.id if replace is not None else None
+                request["budgeted"] = budgeted
                 made += _lives(*self._ask(request, timeout))
         except BaseException:
             for live in made:
                 self.terminate(live)
             raise
         return made
+
+    def set_budget(self, *, memory: int | None, disk: int | None) -> None:
+        self._ask({"op": "budget", "budget": {"memory": memory, "disk": disk}}, 30.0)
+
+    def put_on_disk(self, snapshot_id: str, *, timeout: float) -> None:
+        (live,) = self.restore(snapshot_id, names=[None], timeout=timeout, budgeted=False)
+        try:
+            live.channel.call(Op.SETTLE, None, timeout=timeout)
+            taken = self.snapshot(
+                live, keep=False, engine="criu", settled=True, timeout=timeout, budgeted=False
+            )
+            self._ask({"op": "supplant", "snapshot": snapshot_id, "by": taken.id}, timeout)
+        except GuestError as error:
+            raise errors.SnapshotError(
+                f"snapshot {snapshot_id}: its guest could not be made ready: {error}"
+            ) from None
+        finally:
+            self.terminate(live)
 
     def release(self, snapshot_id: str) -> None:
         self._ask({"op": "release", "snapshot": snapshot_id}, 30.0)

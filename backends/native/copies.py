@@ -40,7 +40,7 @@ class Maker:
     """Puts a guest's parts together and starts it: from nothing, or as a copy."""
 
     def __init__(self, spares: Spares, userns: Userns, imager: Imager) -> None:
-        self._spares = spares
+        self.spares = spares
         self._imager = imager
         self._userns = userns  # of first guests
         self._hot: Node | None = None  # the snapshot restored last, when it was not for the first time
@@ -119,7 +119,7 @@ class Maker:
         ready = self._prepared is not None and self._prepared[0] is hot
         # Frozen: the disk of a sandbox that goes on after a refusal still changes.
         if hot is None or not hot.frozen or hot.pidfd < 0 or ready:
-            return self._spares.refill()
+            return self.spares.refill()
         self.forget(None)
         parts, root = self._mount(hot.family, hot)
         self._prepared = hot, parts, root
@@ -169,7 +169,7 @@ class Maker:
     def _mount(self, family: Family, source: Node | Image | None) -> tuple[Parts, int]:
         userns = source.userns if isinstance(source, Node) else self._userns
         used = source.disk_bytes() if source is not None else 0
-        parts = self._spares.take(family.spec.limits, userns, used)
+        parts = self.spares.take(family.spec.limits, userns, used)
         below = source.layers if source is not None else ()
         try:
             lowers = [layer.lower for layer in below if layer.lower is not None]

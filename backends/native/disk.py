@@ -14,6 +14,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,16 +84,28 @@ class Layer:
 
 class BtrfsStore:
     kind = "btrfs"
+
+    def total_bytes(self) -> int | None:
+        """What all layers and images hold together, with what still waits to be written out."""
+        status = os.fstatvfs(self._root)
+        try:
+            with open(f"/sys/fs/btrfs/{self._uuid}/allocation/data/bytes_may_use") as file:
+                waiting = int(file.read())
+        except OSError:  # no sysfs: it counts a few seconds later
+            waiting = 0
+        return (status.f_blocks - status.f_bfree) * status.f_frsize + waiting
+
     clones = True  # whether a layer can be copied while it is in use
 
     def __init__(self, folder: Path) -> None:
         """Makes and mounts the file system on `folder`, in this mount namespace. Raises BackendUnavailable."""
         self._folder = str(folder)
         self._count = 0
+        self._uuid = str(uuid.uuid4())
         image = tempfile.NamedTemporaryFile(prefix="sandbox-gym-disk-", dir=_image_folder())
         try:
             os.truncate(image.name, min(_SPARSE_BYTES, max(1 << 30, shutil.disk_usage(image.name).free)))
-            command = ["mkfs.btrfs", "-q", "-K", "-m", "single", "-d", "single", image.name]
+            command = ["mkfs.btrfs", "-q", "-K", "-U", self._uuid, "-m", "single", "-d", "single", image.name]
             subprocess.run(command, check=True, capture_output=True, timeout=30)
             command = ["mount", "-t", "btrfs", "-o", "loop,noatime,nodatasum", image.name, self._folder]
             subprocess.run(command, check=True, capture_output=True, timeout=30)
@@ -158,6 +171,11 @@ class BtrfsStore:
 
 class TmpfsStore:
     kind = "tmpfs"
+
+    def total_bytes(self) -> int | None:
+        """Nothing counts it: each layer is a file system of its own, of memory."""
+        return None
+
     clones = False
 
     def make(self, limits: Limits, owner: int) -> Layer:

@@ -65,7 +65,7 @@ class Image:
 
     def usage(self) -> dict[str, int]:
         """Of its memory, as it lies on the disk."""
-        return {"oom_kills": 0, "memory_bytes": self.memory_bytes}
+        return {"oom_kills": 0, "memory_bytes": self.memory_bytes, "children": 0}
 
     def drop(self) -> None:
         for layer in self.layers:

@@ -86,8 +86,12 @@ class Node:
             layer.release()
 
     def usage(self) -> dict[str, int]:
-        """Of its memory, by its control group."""
-        return {"oom_kills": self.group.oom_kills(), "memory_bytes": self.group.memory_bytes()}
+        """Of its memory, by its control group, and how many processes hang from it."""
+        return {
+            "oom_kills": self.group.oom_kills(),
+            "memory_bytes": self.group.memory_bytes(),
+            "children": len(self.children),
+        }
 
     def arrived(self, pid: int) -> None:
         """The process is there: it gets a descriptor that outlives its number."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sandbox_gym.errors import SandboxDied
+from sandbox_gym.errors import SandboxDied, SnapshotError
 
 from .copies import CopyFailed, Expected, Maker, deadline_in, read_announcement, read_refusal
 from .images import Image
@@ -192,6 +192,24 @@ class Population:
                 self.drop_image(taken)
             else:
                 self._drop_unneeded(taken)
+
+    def supplant(self, snapshot_id: str, by: str, done: Callable[[], object]) -> None:
+        """An image takes the place of a frozen process, under its id. `done` is called when the process is gone, or at
+        once when something hangs from it. Raises SnapshotError.
+        """
+        old, image = self.snapshots.get(snapshot_id), self.snapshots.get(by)
+        if not isinstance(old, Node) or not isinstance(image, Image):
+            raise SnapshotError(f"snapshot {snapshot_id} can't be put on disk: it, or its image, is gone")
+        del self.snapshots[by]
+        image.id = snapshot_id
+        self.snapshots[snapshot_id] = image
+        old.id = by  # its end must not be taken for the image's
+        old.handles = 0
+        if old.children:
+            done()
+        else:
+            old.on_exit.append(done)
+            self._drop_unneeded(old)
 
     def drop_image(self, image: Image) -> None:
         """Removes an image that no handle and no restore needs."""

@@ -1,20 +1,50 @@
-"""Whether more sandboxes fit: under the cap, in this process's descriptors, with names that are free."""
+"""Whether more fits: under the cap and the budget, in this process's descriptors, with names that are free."""
 
 from __future__ import annotations
 
 import resource
+from typing import Any
 
-from sandbox_gym.errors import LimitExceeded, SandboxError
+from sandbox_gym.errors import BackendUnavailable, BudgetExceeded, LimitExceeded, SandboxError
 
 from .population import Population
+from .spares import Spares
 
 _DESCRIPTORS_EACH, _DESCRIPTORS_KEPT = 5, 256
+_WHAT_HELPS = {
+    "memory": "delete snapshots and terminate sandboxes, or let set_budget(evict=True) put snapshots on disk",
+    "disk": "delete snapshots and terminate sandboxes",
+}
 
 
 class Room:
-    def __init__(self, guests: Population, cap: int) -> None:
+    def __init__(self, guests: Population, spares: Spares, cap: int) -> None:
         self._guests = guests
         self._cap = cap
+        self._measures = {"memory": spares.groups.resident_bytes, "disk": spares.store.total_bytes}
+        self._budget: dict[str, int] = {}
+
+    def set_budget(self, budget: dict[str, int | None]) -> None:
+        """Bytes of "memory" and of "disk". Raises BackendUnavailable where nothing counts them."""
+        wanted = {what: most for what, most in budget.items() if most is not None}
+        for what in wanted:
+            if self._measures[what]() is None:
+                raise BackendUnavailable(
+                    f"the {what} of sandboxes can't be counted here: `sandbox-gym doctor` tells why"
+                )
+        self._budget = wanted
+
+    def check_budget(self, request: dict[str, Any]) -> None:
+        """Before more is made. Raises BudgetExceeded."""
+        if not request["budgeted"]:
+            return
+        for what, most in self._budget.items():
+            held = self._measures[what]() or 0
+            if held >= most:
+                raise BudgetExceeded(
+                    f"the sandboxes and snapshots of this process hold {held} bytes of {what}, and its budget is "
+                    f"{most}: {_WHAT_HELPS[what]}"
+                )
 
     def check(self, names: list[str | None], *, replaced: str | None = None) -> None:
         """For that many more, less the one that is replaced. Raises LimitExceeded, SandboxError for a taken name."""

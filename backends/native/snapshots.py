@@ -39,6 +39,7 @@ class Snapshots:
         """
         node = self._guests.get(request["id"])
         engine, settled = request["engine"], request["settled"]
+        self._room.check_budget(request)
         refusal = planner.refusal(node.pid, node.control_inode, node.group.members())
         deep = node.depth >= MAX_DEPTH
         if refusal is None and not deep and engine != "criu":
@@ -148,6 +149,7 @@ class Snapshots:
         if source is None:
             raise SnapshotError(f"snapshot {request['snapshot']} is gone: deleted, or its process was killed")
         replaced, timeout = request["replace"], request["timeout"]
+        self._room.check_budget(request)
         self._room.check(request["names"], replaced=replaced)
         order: list[Node] = []
         made: list[Node] = []

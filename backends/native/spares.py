@@ -47,7 +47,7 @@ _Kind = tuple[Limits, "Userns"]
 class Spares:
     def __init__(self, store: Store, groups: Groups, owner: int) -> None:
         self.store = store
-        self._groups = groups
+        self.groups = groups
         self._owner = owner
         self._count = 0
         self._ready: dict[_Kind, deque[Parts]] = {}
@@ -84,7 +84,7 @@ class Spares:
         layer = self.store.make(limits, self._owner)
         group = None
         try:
-            group = self._groups.make(f"{self._count}", limits)
+            group = self.groups.make(f"{self._count}", limits)
             netns, control, theirs = userns.network()
         except OSError:
             if group is not None:

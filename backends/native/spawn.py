@@ -83,7 +83,7 @@ def _enter(order: Order) -> NoReturn:
         os.setresuid(0, 0, 0)
         syscalls.setns(order.netns_fd, syscalls.CLONE_NEWNET)
         syscalls.unshare(syscalls.CLONE_SANDBOX | syscalls.CLONE_NEWCGROUP)
-        with contextlib.suppress(OSError):  # a kernel without time namespaces: clocks then run on while frozen
+        with contextlib.suppress(OSError):  # without time namespaces, clocks run on while frozen
             syscalls.unshare(syscalls.CLONE_NEWTIME)
         if os.fork():
             os._exit(0)

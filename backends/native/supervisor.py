@@ -52,7 +52,7 @@ class Supervisor:
         self._families: dict[str, tuple[rootfs.Rootfs, Any]] = {}
         self.loop = jobs.loop
         self._guests = Population(jobs, maker)
-        self._room = Room(self._guests, cap)
+        self._room = Room(self._guests, maker.spares, cap)
         self._snapshots = Snapshots(self._guests, maker, imager, self._room)
 
     def run(self) -> None:
@@ -98,6 +98,7 @@ class Supervisor:
 
     def _do_create(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         spec = protocol.spec_from_json(request["spec"])
+        self._room.check_budget(request)
         self._room.check([request["name"]])
         self._check_limits(spec.limits)
         key = repr((spec.rootfs, spec.mounts, spec.python_path))
@@ -126,6 +127,13 @@ class Supervisor:
 
     def _do_restore(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         self._snapshots.restore(request, reply, self._hand_out)
+
+    def _do_budget(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
+        self._room.set_budget(request["budget"])
+        reply({})
+
+    def _do_supplant(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
+        self._guests.supplant(request["snapshot"], request["by"], lambda: reply({}))
 
     def _do_release(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         self._guests.release(request["snapshot"])
