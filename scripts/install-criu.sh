@@ -6,7 +6,7 @@ set -euo pipefail
 
 oldest=4.1 # the first that takes the kernels that sandboxes need; Debian 12 has 3.17.1
 target=/usr/local/sbin/criu
-suites=(trixie sid)
+suites=(sid trixie) # from Linux 6.16 on, criu before 4.2 can dump no TCP or UDP socket; trixie has 4.1
 build_packages=(build-essential pkg-config protobuf-c-compiler protobuf-compiler libprotobuf-c-dev
   libprotobuf-dev libnl-3-dev libcap-dev libnet1-dev libbsd-dev libnftables-dev libgnutls28-dev uuid-dev
   python3-minimal)
