@@ -180,7 +180,7 @@ class Live:
 
 @dataclass(frozen=True)
 class Taken:
-    """A snapshot as its backend hands it out. `depth_left`: how many more snapshots can nest above it."""
+    """A snapshot as its backend hands it out. `depth_left`: how many more nest below it as it is."""
 
     id: str
     engine: str
@@ -192,14 +192,18 @@ class Backend(Protocol):
     """What makes sandboxes. Every method is thread-safe and takes a timeout in seconds."""
 
     name: str
+    any_depth: bool  # snapshots nest without end: what is too deep is rebased, which takes longer
 
     def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
         """Raises BackendUnavailable, LimitExceeded, SandboxTimeout."""
 
-    def snapshot(self, live: Live, *, keep: bool, engine: str, settled: bool, timeout: float) -> Taken:
+    def snapshot(
+        self, live: Live, *, keep: bool, engine: str, settled: bool, timeout: float, levels: int = 1
+    ) -> Taken:
         """Captures memory and disk. With `keep` the sandbox goes on, perhaps with another socket in `live.channel`;
         without, the sandbox itself becomes the snapshot. The caller holds the sandbox's lock: no call is under way.
         `settled`: the guest has made itself ready for an engine that needs it; without, such an engine is refused.
+        `levels`: how many more snapshots are to nest below this one at the least.
         Raises SnapshotError (the sandbox goes on), SandboxDied.
         """
 

@@ -210,18 +210,24 @@ class Sandbox(GuestCalls):
         self._end("terminated", None)
         return snapshot
 
-    def _take(self, *, keep: bool, label: str | None, engine: Engine = "auto") -> Snapshot:
+    def _take(self, *, keep: bool, label: str | None, engine: Engine = "auto", levels: int = 1) -> Snapshot:
+        """`levels`: how many more snapshots are to nest below this one at the least."""
         with self._awake():
-            taken = self._capture(keep=keep, engine=engine)
+            taken = self._capture(keep=keep, engine=engine, levels=levels)
             snapshot = Snapshot(self._backend, taken, self._spec, self.parent, label)
             if keep:
                 self.parent = snapshot
             return snapshot
 
-    def _capture(self, *, keep: bool, engine: Engine = "auto") -> Taken:
+    def _capture(self, *, keep: bool, engine: Engine = "auto", levels: int = 1) -> Taken:
         def capture(settled: bool) -> Taken:
             return self._backend.snapshot(
-                self._live, keep=keep, engine=engine, settled=settled, timeout=_START_TIMEOUT
+                self._live,
+                keep=keep,
+                engine=engine,
+                settled=settled,
+                levels=levels,
+                timeout=_START_TIMEOUT,
             )
 
         try:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from sandbox_gym.env import SandboxEnv
 
 
+_ANY_DEPTH = 1_000_000
+_LEVELS = 16  # of a search tree that nest without any of its states being rebased
+
+
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """A state: a guest that was stopped where it stood, and the observation it had last given."""
@@ -54,6 +58,8 @@ class SnapshotModel:
     @property
     def max_depth(self) -> int:
         """How deep states may nest below the root and still be played on from."""
+        if self._env.sandbox._backend.any_depth:
+            return _ANY_DEPTH
         if self._root is not None:
             return max(0, self._root.depth_left - 1)
         parent = self._env.sandbox.parent
@@ -63,7 +69,7 @@ class SnapshotModel:
     def root(self) -> Frozen:
         env = self._env
         observation, _ = self._remote.reset(env.sandbox, timeout=self._step_timeout, what="again")
-        self._root = env.snapshot("search root")
+        self._root = env.sandbox._take(keep=True, label="search root", levels=_LEVELS)
         return self._give(self._root, observation)
 
     def step(self, state: Frozen, action: int) -> Transition[Frozen]:

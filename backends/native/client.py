@@ -79,6 +79,7 @@ class NativeBackend:
         if "error" in message:
             raise errors.BackendUnavailable(f"the native backend can't start: {message['error']}")
         self.disk = message["disk"]
+        self.any_depth = bool(message["any_depth"])
 
     # ---- Backend --------------------------------------------------------------------------------------------------
 
@@ -99,10 +100,11 @@ class NativeBackend:
         engine: str,
         settled: bool,
         timeout: float,
+        levels: int = 1,
         budgeted: bool = True,
     ) -> Taken:
         request = {"op": "snapshot", "id": live.id, "keep": keep, "engine": engine, "settled": settled}
-        request["budgeted"] = budgeted
+        request |= {"levels": levels, "budgeted": budgeted}
         message, fds = self._ask({**request, "timeout": timeout}, timeout * 3)
         if fds:
             live.channel.replace(socket.socket(fileno=fds[0]))

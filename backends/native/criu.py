@@ -56,6 +56,11 @@ def find() -> Criu:
     return found
 
 
+def installed() -> bool:
+    """Whether there seems to be one, without asking it for its version."""
+    return _is_root() and bool(os.environ.get("SANDBOX_GYM_CRIU") or _candidates())
+
+
 def look() -> Criu | Lack:
     """The same, looked up each time."""
     if not _is_root():

@@ -23,7 +23,7 @@ from typing import NoReturn
 from sandbox_gym.errors import BackendUnavailable
 from sandbox_gym.guest import syscalls
 
-from . import cgroups, disk, registry
+from . import cgroups, criu, disk, registry
 from .copies import Maker
 from .images import Imager
 from .jobs import Jobs
@@ -135,7 +135,8 @@ def _supervise(
         supervisor.loop.watch(listener.fileno(), lambda: supervisor.accept(listener.accept()[0]))
         supervisor.loop.watch(lifeline.fileno(), lambda: os._exit(0))
         supervisor.loop.watch(owner, lambda: os._exit(0))
-        lifeline.send(json.dumps({"ready": True, "disk": store.kind, "unenforced": unenforced}).encode())
+        facts = {"disk": store.kind, "unenforced": unenforced, "any_depth": criu.installed()}
+        lifeline.send(json.dumps(facts).encode())
     except BackendUnavailable as error:
         _tell(lifeline, str(error))
         os._exit(1)

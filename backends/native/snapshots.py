@@ -13,7 +13,7 @@ from typing import Any
 
 from sandbox_gym.errors import BackendUnavailable, SnapshotError
 
-from . import planner
+from . import criu, planner
 from .copies import CopyFailed, Expected, Maker, deadline_in
 from .images import Image, Imager
 from .node import Node
@@ -35,13 +35,15 @@ class Snapshots:
 
     def take(self, request: dict[str, Any], reply: Reply) -> None:
         """`engine`: "fork", "criu" or "auto". The guest settles between a refusal and the request that lets criu do it
-        (`settled`): its past may have left what only looks alive, and mappings that criu can't look up.
+        (`settled`): its past may have left what only looks alive, and mappings that criu can't look up. `levels`: how
+        many more must be able to nest below it.
         """
         node = self._guests.get(request["id"])
         engine, settled = request["engine"], request["settled"]
         self._room.check_budget(request)
         refusal = planner.refusal(node.pid, node.control_inode, node.group.members())
-        deep = node.depth >= MAX_DEPTH
+        # What criu can't help, an ordinary user's sandboxes, uses all levels that there are.
+        deep = node.depth > MAX_DEPTH - (request["levels"] if criu.installed() else 1)
         if refusal is None and not deep and engine != "criu":
             self._fork(node, request, reply)
         elif engine == "fork" or not settled:

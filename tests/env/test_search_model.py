@@ -47,25 +47,34 @@ def test_it_keeps_what_models_promise(name: str, sandboxed: Make) -> None:
     assert {snapshot.id for snapshot in Snapshot.list()} <= before
 
 
-def test_states_nest_as_deep_as_it_says(sandboxed: Make) -> None:
+def test_states_nest_deeper_than_process_namespaces(sandboxed: Make) -> None:
     env = sandboxed("Dice")
     env.reset(seed=1)
     model = env.search_model()
-    depth = model.max_depth
     states = [model.root()]
-    for _ in range(depth):
+    for _ in range(35):
         step = model.step(states[-1], 0)
         assert step.state is not None
         states.append(step.state)
+    assert len(states) <= model.max_depth
     assert model.rollout(states[-1], max_steps=3, discount=1.0, seed=0).actions
-    assert model.max_depth == depth
-    for _ in range(3):  # deeper than process namespaces nest: rebased on the way
-        state = model.step(states[-1], 0).state
-        assert state is not None
-        states.append(state)
     for state in reversed(states):
         model.release(state)
     assert Sandbox.list() == [env.sandbox]
+
+
+def test_a_search_after_each_of_many_moves(sandboxed: Make) -> None:
+    env = sandboxed("Dice")
+    env.reset(seed=1)
+    for _ in range(35):
+        model = env.search_model()
+        root = model.root()
+        step = model.step(root, 0)
+        assert step.state is not None
+        observation, reward, *_ = env.step(0)
+        assert (observation, reward) == (step.observation, step.reward)
+        model.release(step.state)
+        model.release(root)
 
 
 def test_a_step_that_fails_gives_back_what_it_had_made(sandboxed: Make) -> None:
