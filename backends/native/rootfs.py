@@ -10,11 +10,13 @@ ordinary user may not use redirects: there the folders are read-only bind mounts
 from __future__ import annotations
 
 import os
+import py_compile
 import shutil
 import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from sandbox_gym.api import SandboxSpec
@@ -111,7 +113,7 @@ def build(spec: SandboxSpec, folder: Path, privileged: bool) -> Rootfs:
         rootfs = _host(spec, folder, root, privileged)
     else:
         rootfs = _directory(spec, folder, root, privileged)
-    _fill(root, privileged, rootfs, own_etc=spec.rootfs is None)
+    _fill(root, privileged, rootfs, from_host=spec.rootfs is None)
     for mount in spec.mounts:
         _mountpoint(root, mount.source, mount.target)
         rootfs.attached.append((mount.source, mount.target))
@@ -214,19 +216,28 @@ def python_folders(extra: Sequence[str] = ()) -> list[str]:
     return found
 
 
-def _fill(root: Path, privileged: bool, rootfs: Rootfs, *, own_etc: bool) -> None:
+def _fill(root: Path, privileged: bool, rootfs: Rootfs, *, from_host: bool) -> None:
     for name, mode in _FOLDERS.items():
         (root / name).mkdir(parents=True, exist_ok=True)
         os.chmod(root / name, mode)
     for name in _EMPTY:
         (root / name).mkdir(parents=True, exist_ok=True)
     _devices(root / "dev", privileged, rootfs)
-    if own_etc:
+    if from_host:
         _etc(root / "etc")
     package = root / GUEST_FOLDER.lstrip("/") / "sandbox_gym_guest"
     package.mkdir(parents=True)
     for source in Path(syscalls.__file__).parent.glob("*.py"):
         shutil.copyfile(source, package / source.name)
+        if from_host:  # the guest's Python is this one: spares each guest 13 ms of compiling
+            compiled = cache_from_source(str(package / source.name))
+            py_compile.compile(
+                str(source),
+                compiled,
+                str(Path(GUEST_FOLDER, package.name, source.name)),
+                doraise=True,
+                invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+            )
     (package.parent / "start.py").write_text("from sandbox_gym_guest.agent import main\n\nmain()\n")
 
 
