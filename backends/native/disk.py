@@ -84,6 +84,7 @@ class Layer:
 
 class BtrfsStore:
     kind = "btrfs"
+    clones = True  # whether a layer can be copied while it is in use
 
     def total_bytes(self) -> int | None:
         """What all layers and images hold together, with what still waits to be written out."""
@@ -94,8 +95,6 @@ class BtrfsStore:
         except OSError:  # no sysfs: it counts a few seconds later
             waiting = 0
         return (status.f_blocks - status.f_bfree) * status.f_frsize + waiting
-
-    clones = True  # whether a layer can be copied while it is in use
 
     def __init__(self, folder: Path) -> None:
         """Makes and mounts the file system on `folder`, in this mount namespace. Raises BackendUnavailable."""
@@ -135,7 +134,7 @@ class BtrfsStore:
 
     def clone(self, layer: Layer) -> Layer:
         """A frozen layer with what `layer` holds at this instant, also while it is in use: a snapshot of its subvolume.
-        The kernel first writes out what of it is only in memory, and waits: 2 ms, and 1 s for each GB of that.
+        The kernel first writes out what of it is only in memory, and waits: 2 ms, and the time that the disk takes.
         """
         name = self._next()
         fd = os.open(layer.folder, os.O_RDONLY)
@@ -171,12 +170,11 @@ class BtrfsStore:
 
 class TmpfsStore:
     kind = "tmpfs"
+    clones = False
 
     def total_bytes(self) -> int | None:
         """Nothing counts it: each layer is a file system of its own, of memory."""
         return None
-
-    clones = False
 
     def make(self, limits: Limits, owner: int) -> Layer:
         context = syscalls.fsopen("tmpfs")
