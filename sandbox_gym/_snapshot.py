@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import os
 import time
 import weakref
 
@@ -61,6 +62,33 @@ class Snapshot:
             _snapshots.pop(self.id, None)
             with contextlib.suppress(SandboxDied):  # the supervisor is gone, and every snapshot with it
                 self._backend.release(self.id)
+
+    def save(self, place: str | os.PathLike[str], *, timeout: float = 600.0) -> None:
+        """Writes it as one archive: to a path, or any URL that fsspec knows (`s3://`, `memory://`). A file is there
+        whole or not at all, and readable by you alone: all that was in the sandbox's memory is in it. Needs root and
+        criu.
+
+        Raises:
+            SnapshotError, BackendUnavailable: it can't be written as files, and why.
+            OSError: the place can't be written to.
+        """
+        from sandbox_gym import archive
+
+        archive.save(self, place, timeout=timeout)
+
+    @staticmethod
+    def load(place: str | os.PathLike[str], *, backend: str = "native", timeout: float = 600.0) -> Snapshot:
+        """A snapshot from an archive, of this or another machine, which must have the same Python environment (or root
+        file system) and the processor's features. Trust it as you would a program that you run as root: criu, which is
+        root, makes processes of what is in it, and a hash proves only that this is what was written.
+
+        Raises:
+            SnapshotError: it is damaged, or this machine lacks something, and what; nothing of it is left then.
+            OSError: it can't be read.
+        """
+        from sandbox_gym import archive
+
+        return archive.load(place, backend=backend, timeout=timeout)
 
     @staticmethod
     def list() -> builtins.list[Snapshot]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from sandbox_gym.channel import Channel
@@ -252,3 +252,36 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Ends everything this backend has made. Idempotent."""
+
+
+@runtime_checkable
+class Archiving(Protocol):
+    """A backend whose snapshots can be files: `engine` "criu", or "fork" once a copy was taken by that. Such a snapshot
+    is a `state` of plain JSON, and numbered parts. Timeouts in seconds.
+    """
+
+    def facts(self, spec: SandboxSpec) -> dict[str, Any]:
+        """What a snapshot of such a sandbox relies on here, as plain JSON. Raises BackendUnavailable where there can be
+        none.
+        """
+
+    def lacks(self, facts: Mapping[str, Any], state: Mapping[str, Any]) -> Sequence[str]:
+        """What stands in the way, here, of a snapshot that these facts of another place belong to; in words. Raises
+        BackendUnavailable, and KeyError or TypeError for what no `facts` and `describe` have told.
+        """
+
+    def describe(self, snapshot_id: str) -> dict[str, Any]:
+        """A snapshot's state; of it `parts`, how many it has. Raises SnapshotError."""
+
+    def spec_of(self, state: Mapping[str, Any]) -> SandboxSpec:
+        """Of the sandbox whose snapshot has that state."""
+
+    def pack(self, snapshot_id: str, part: int, write: Callable[[bytes], object], *, timeout: float) -> None:
+        """Gives `write` the bytes of a part, which are always the same. Raises SnapshotError, and what `write` does."""
+
+    def unpack(
+        self, spec: SandboxSpec, state: Mapping[str, Any], blocks: Iterable[bytes], *, timeout: float
+    ) -> Taken:
+        """Makes a snapshot of all parts, one after the other, for sandboxes of that spec. All or nothing. Raises
+        SnapshotError, and what `blocks` does.
+        """

@@ -21,7 +21,17 @@ LAYERS: dict[str, set[str]] = {
     "guest": {"guest"},
     "base": {"api", "channel", "checks", "errors", "registration", "seeds"},
     "backends": {"backends"},
-    "sandbox": {"_budget", "_calls", "_idle", "_records", "_snapshot", "_transfer", "sandbox"},
+    "sandbox": {
+        "_budget",
+        "_calls",
+        "_drafts",
+        "_idle",
+        "_records",
+        "_snapshot",
+        "_transfer",
+        "archive",
+        "sandbox",
+    },
     "environments": {
         "_exchange",
         "_lanes",

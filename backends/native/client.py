@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from sandbox_gym.api import Live, SandboxSpec, Taken
 from sandbox_gym.channel import Channel, GuestError
 from sandbox_gym.guest.wire import Op
 
-from . import protocol, registry
+from . import exchange, fingerprint, protocol, registry
 
 _BATCH = 64  # descriptors that one message carries
 _START_TIMEOUT = 30.0
@@ -192,6 +192,32 @@ class NativeBackend:
             while self._idle:
                 self._idle.pop().close()
 
+    # ---- Archiving ------------------------------------------------------------------------------------------------
+
+    def facts(self, spec: SandboxSpec) -> dict[str, Any]:
+        return fingerprint.facts(spec)
+
+    def lacks(self, facts: Mapping[str, Any], state: Mapping[str, Any]) -> builtins.list[str]:
+        return fingerprint.lacks(facts, protocol.spec_from_json(state["spec"]))
+
+    def describe(self, snapshot_id: str) -> dict[str, Any]:
+        return self._ask({"op": "describe", "snapshot": snapshot_id}, 30.0)[0]
+
+    def pack(self, snapshot_id: str, part: int, write: Callable[[bytes], object], *, timeout: float) -> None:
+        request = {"op": "pack", "snapshot": snapshot_id, "part": part, "timeout": timeout}
+        self._carry(lambda sock: exchange.pull(sock, request, write, timeout), timeout)
+
+    def unpack(
+        self, spec: SandboxSpec, state: Mapping[str, Any], blocks: Iterable[bytes], *, timeout: float
+    ) -> Taken:
+        request = {**state, "op": "unpack", "spec": protocol.spec_to_json(spec), "timeout": timeout}
+        request["budgeted"] = True
+        reply = self._carry(lambda sock: exchange.push(sock, request, blocks, timeout), timeout)
+        return Taken(reply["id"], reply["engine"], reply["why"], reply["depth_left"])
+
+    def spec_of(self, state: Mapping[str, Any]) -> SandboxSpec:
+        return protocol.spec_from_json(state["spec"])
+
     # ---- the supervisor's socket ------------------------------------------------------------------------------------
 
     def _ask(self, request: dict[str, Any], timeout: float) -> tuple[dict[str, Any], builtins.list[int]]:
@@ -207,6 +233,17 @@ class NativeBackend:
                 os.close(fd)
             raise getattr(errors, message["error"])(message["message"])
         return message, fds
+
+    def _carry(self, request: Callable[[socket.socket], dict[str, Any]], timeout: float) -> dict[str, Any]:
+        """A request with bytes beside it. Raises what the caller's end of the pipe raised, as it was."""
+        try:
+            with self._connection(timeout + 10.0) as sock:
+                message = request(sock)
+        except exchange.CallerFailed as failed:
+            raise failed.error from None
+        if "error" in message:
+            raise getattr(errors, message["error"])(message["message"])
+        return message
 
     @contextmanager
     def _connection(self, timeout: float) -> Iterator[socket.socket]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox_gym.api import Limits
+from sandbox_gym.api import Limits, SandboxSpec
 from sandbox_gym.errors import BackendUnavailable, SandboxError
 
 from . import disk, protocol, rootfs
@@ -27,6 +27,7 @@ from .node import Family, Node
 from .population import Population
 from .room import Room
 from .snapshots import Snapshots
+from .transport import Transport
 
 _PAGE = 100  # rows of `list` in one message
 
@@ -54,6 +55,7 @@ class Supervisor:
         self._guests = Population(jobs, maker)
         self._room = Room(self._guests, maker.spares, cap)
         self._snapshots = Snapshots(self._guests, maker, imager, self._room)
+        self._transport = Transport(self._guests, jobs, maker.spares.store, folder / "disk")
 
     def run(self) -> None:
         while True:
@@ -67,9 +69,12 @@ class Supervisor:
                 self.loop.unwatch(connection.fileno())
                 connection.close()
                 return
-            for fd in fds:
-                os.close(fd)
-            self._serve(connection, request)
+            try:
+                request["fds"] = fds
+                self._serve(connection, request)
+            finally:
+                for fd in fds:
+                    os.close(fd)
 
         self.loop.watch(connection.fileno(), handle)
 
@@ -100,18 +105,7 @@ class Supervisor:
         spec = protocol.spec_from_json(request["spec"])
         self._room.check_budget(request)
         self._room.check([request["name"]])
-        self._check_limits(spec.limits)
-        key = repr((spec.rootfs, spec.mounts, spec.python_path))
-        if key not in self._families:
-            folder = self._folder / "base" / str(len(self._families))
-            try:
-                built = rootfs.build(spec, folder, self._privileged)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-            self._families[key] = built, built.base(self._userns_fd, self._privileged)
-        family = Family(spec, *self._families[key])
-        node = self._maker.first(family, request["name"])
+        node = self._maker.first(self._family(spec), request["name"])
 
         def done(expected: Expected, failure: CopyFailed | None) -> None:
             if failure is not None:
@@ -134,6 +128,16 @@ class Supervisor:
 
     def _do_supplant(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         self._guests.supplant(request["snapshot"], request["by"], lambda: reply({}))
+
+    def _do_describe(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
+        reply(self._transport.describe(request["snapshot"]))
+
+    def _do_pack(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
+        self._transport.pack(request, reply)
+
+    def _do_unpack(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
+        self._room.check_budget(request)
+        self._transport.unpack(request, self._family(protocol.spec_from_json(request["spec"])), reply)
 
     def _do_release(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         self._guests.release(request["snapshot"])
@@ -178,6 +182,20 @@ class Supervisor:
         if not reply(message, [node.control.fileno() for node in nodes]):
             for node in nodes:
                 node.kill("its client is gone")
+
+    def _family(self, spec: SandboxSpec) -> Family:
+        """What sandboxes of this spec share; their root file system is made once. Raises BackendUnavailable."""
+        self._check_limits(spec.limits)
+        key = repr((spec.rootfs, spec.mounts, spec.python_path))
+        if key not in self._families:
+            folder = self._folder / "base" / str(len(self._families))
+            try:
+                built = rootfs.build(spec, folder, self._privileged)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            self._families[key] = built, built.base(self._userns_fd, self._privileged)
+        return Family(spec, *self._families[key])
 
     # ---- checks -----------------------------------------------------------------------------------------------
 
