@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sandbox_gym.api import ExecResult as ExecResult
     from sandbox_gym.api import FileInfo as FileInfo
     from sandbox_gym.api import Mount as Mount
+    from sandbox_gym.api import ProcessInfo as ProcessInfo
+    from sandbox_gym.api import ShellResult as ShellResult
     from sandbox_gym.branching import Branch as Branch
     from sandbox_gym.env import SandboxEnv as SandboxEnv
     from sandbox_gym.envs.terminal import TerminalEnv as TerminalEnv
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from sandbox_gym.errors import SandboxTimeout as SandboxTimeout
     from sandbox_gym.errors import SnapshotError as SnapshotError
     from sandbox_gym.hosting import Trajectory as Trajectory
+    from sandbox_gym.process import Process as Process
+    from sandbox_gym.process import ShellSession as ShellSession
     from sandbox_gym.registration import register_envs as register_envs
     from sandbox_gym.sandbox import Sandbox as Sandbox
     from sandbox_gym.vector import SandboxVectorEnv as SandboxVectorEnv
@@ -46,6 +50,8 @@ _HOMES = {
     "FileInfo": "api",
     "LimitExceeded": "errors",
     "Mount": "api",
+    "Process": "process",
+    "ProcessInfo": "api",
     "ProtocolError": "errors",
     "Sandbox": "sandbox",
     "SandboxDied": "errors",
@@ -53,6 +59,8 @@ _HOMES = {
     "SandboxError": "errors",
     "SandboxTimeout": "errors",
     "SandboxVectorEnv": "vector",
+    "ShellResult": "api",
+    "ShellSession": "process",
     "Snapshot": "_snapshot",
     "SnapshotError": "errors",
     "TerminalEnv": "envs.terminal",
@@ -71,6 +79,8 @@ __all__ = [
     "FileInfo",
     "LimitExceeded",
     "Mount",
+    "Process",
+    "ProcessInfo",
     "ProtocolError",
     "Sandbox",
     "SandboxDied",
@@ -78,6 +88,8 @@ __all__ = [
     "SandboxError",
     "SandboxTimeout",
     "SandboxVectorEnv",
+    "ShellResult",
+    "ShellSession",
     "Snapshot",
     "SnapshotError",
     "TerminalEnv",

@@ -17,8 +17,10 @@ from sandbox_gym.channel import GuestError
 from sandbox_gym.errors import LimitExceeded, ProtocolError, SandboxDied, SandboxError, SandboxTimeout
 from sandbox_gym.guest import wire
 from sandbox_gym.guest.wire import Op
+from sandbox_gym.process import Process, ShellSession
 
 _T = TypeVar("_T")
+_Ran = TypeVar("_Ran", bound=ExecResult)
 _GRACE = 2.0  # seconds that a cell has to react to its interrupt before the sandbox is killed
 _MARGIN = 10.0  # the guest keeps a command's deadline; past this much more, the guest itself hangs
 _CHUNK = 8 << 20
@@ -103,13 +105,7 @@ class GuestCalls:
         The first MiB of each stream is kept; `stdout_cut` and `stderr_cut` say how much was not.
         """
         _records.check_seconds("timeout", timeout)
-        if isinstance(argv, (str, bytes)) or not argv or not all(isinstance(arg, str) for arg in argv):
-            raise ValueError(
-                f"argv is a program and its arguments, as strings, not {argv!r} (shell() takes a line)"
-            )
-        for text in (*argv, cwd or "", *(env or {}), *(env or {}).values()):
-            if b"\0" in os.fsencode(text):  # UnicodeEncodeError, a ValueError, for a lone surrogate
-                raise ValueError("no argument, folder or variable of a program can hold a null character")
+        _records.check_program(argv, cwd, env)
         request = {
             "argv": list(argv),
             "timeout": timeout,
@@ -119,12 +115,46 @@ class GuestCalls:
         }
         with self._awake():
             fields = self._answer(Op.EXEC, request, timeout=timeout + _MARGIN)
-            result = self._checked(_records.exec_result, fields)
-            if result.exit_code == 137:  # SIGKILL: by the memory limit, if that counts one more
-                kills = self._usage()["oom_kills"]
-                result = replace(result, limit="memory" if kills > self._oom_kills else None)
-                self._oom_kills = kills
+            return self._limit_named(self._checked(_records.exec_result, fields))
+
+    def _limit_named(self, result: _Ran) -> _Ran:
+        """With the limit that killed the command in it, if one did."""
+        if result.exit_code != 137:  # SIGKILL: by the memory limit, if that counts one more
             return result
+        kills = self._usage()["oom_kills"]
+        result = replace(result, limit="memory" if kills > self._oom_kills else None)
+        self._oom_kills = kills
+        return result
+
+    # ---- what lives on between calls ----------------------------------------------------------------------------
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        pty: bool = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Starts a program and returns at once; it runs on between calls, and no call's time-out ends it.
+
+        `pty`: on a terminal of its own, in place of pipes. A program that isn't there has ended with exit code 127, as
+        in a shell. Raises LimitExceeded while 64 such processes run; OSError when no terminal can be made.
+        """
+        _records.check_program(argv, cwd, env)
+        return Process.start(self, argv, pty=pty, cwd=cwd, env=env)
+
+    def processes(self) -> builtins.list[Process]:
+        """Those that were started, oldest first: all that run, and of those that ended the last 256."""
+        return Process.all(self)
+
+    def process(self, id: str) -> Process:
+        """This sandbox's instance of a process: a copy has its own of each. Raises KeyError when there is none."""
+        return Process.all(self, id)[0]
+
+    def session(self, name: str = "default") -> ShellSession:
+        """A shell that keeps its state from command to command; the same one for the same name."""
+        return ShellSession(self, name)
 
     # ---- files --------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sandbox_gym.api import CodeResult, ErrorInfo, ExecResult, FileInfo, Limits, parse_bytes
+from sandbox_gym.api import (
+    CodeResult,
+    ErrorInfo,
+    ExecResult,
+    FileInfo,
+    Limits,
+    ProcessInfo,
+    ShellResult,
+    parse_bytes,
+)
 from sandbox_gym.errors import ProtocolError
 
 UNSET: Any = object()
@@ -19,9 +30,20 @@ _RAN = {**_STREAMS, "timed_out": (bool,), "duration": _SECONDS}
 _KINDS: dict[type[Any], dict[str, tuple[type, ...]]] = {
     CodeResult: {**_RAN, "value": (str, type(None)), "error": (ErrorInfo, type(None))},
     ExecResult: {**_RAN, "exit_code": _COUNT},
+    ShellResult: {**_RAN, "exit_code": _COUNT, "ended": (bool,)},
+    ProcessInfo: {
+        "id": _TEXT,
+        "argv": (tuple,),
+        "pid": _COUNT,
+        "pty": (bool,),
+        "exit_code": (int, type(None)),
+        "stdout_cut": _COUNT,
+        "stderr_cut": _COUNT,
+    },
     ErrorInfo: {"type": _TEXT, "message": _TEXT, "traceback": _TEXT},
     FileInfo: {"path": _TEXT, "kind": _TEXT, "size": _COUNT, "mode": _COUNT, "mtime": _SECONDS},
 }
+_MAX_PROCESSES = 64 + 256  # that run, and that have ended
 _ERRNO = re.compile(r"\[Errno (\d{1,3})\] (.*)", re.DOTALL)
 
 
@@ -50,6 +72,22 @@ def check_seconds(name: str, value: Any, *, optional: bool = False) -> None:
         raise ValueError(f"{name} is a number of seconds above 0, not {value!r}")
 
 
+def check_texts(texts: Iterable[str]) -> None:
+    """Raises ValueError for what no program can be given."""
+    for text in texts:
+        if b"\0" in os.fsencode(text):  # UnicodeEncodeError, a ValueError, for a lone surrogate
+            raise ValueError("no argument, folder or variable of a program can hold a null character")
+
+
+def check_program(argv: Any, cwd: str | None, env: Mapping[str, str] | None) -> None:
+    """Raises ValueError for an argv that is none."""
+    if isinstance(argv, (str, bytes)) or not argv or not all(isinstance(arg, str) for arg in argv):
+        raise ValueError(
+            f"argv is a program and its arguments, as strings, not {argv!r} (shell() takes a line)"
+        )
+    check_texts((*argv, cwd or "", *(env or {}), *(env or {}).values()))
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -67,6 +105,27 @@ def exec_result(fields: Any, name: str) -> ExecResult:
     result = record(ExecResult, fields, name)
     assert isinstance(result, ExecResult)
     return result
+
+
+def shell_result(fields: Any, name: str) -> ShellResult:
+    result = record(ShellResult, fields, name)
+    assert isinstance(result, ShellResult)
+    return result
+
+
+def process_info(fields: Any, name: str) -> ProcessInfo:
+    argv = fields.get("argv") if isinstance(fields, dict) else None
+    if not isinstance(argv, list) or not all(isinstance(argument, str) for argument in argv):
+        raise ProtocolError(f"sandbox {name} sent a process without arguments")
+    info = record(ProcessInfo, {**fields, "argv": tuple(argv)}, name)
+    assert isinstance(info, ProcessInfo)
+    return info
+
+
+def process_list(rows: Any, name: str) -> list[ProcessInfo]:
+    if not isinstance(rows, list) or len(rows) > _MAX_PROCESSES:
+        raise ProtocolError(f"sandbox {name} sent no list of processes")
+    return [process_info(row, name) for row in rows]
 
 
 def file_info(row: Any, name: str) -> FileInfo:

@@ -159,6 +159,28 @@ class ExecResult:
 
 
 @dataclass(frozen=True)
+class ShellResult(ExecResult):
+    """What a session's `run` returns. `ended`: its shell is gone, and the next command begins with a fresh one."""
+
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """A process that was started. `argv`: its first 16 arguments, 256 characters of each; `pid`: inside, 0 when it
+    could not be started; `exit_code`: None while it runs; `*_cut`: bytes of its output that were dropped unread.
+    """
+
+    id: str
+    argv: tuple[str, ...]
+    pid: int
+    pty: bool
+    exit_code: int | None
+    stdout_cut: int
+    stderr_cut: int
+
+
+@dataclass(frozen=True)
 class FileInfo:
     """An entry of `list_files`. `kind`: "file", "dir", "link" or "other"; `size` in bytes."""
 

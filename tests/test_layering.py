@@ -30,6 +30,7 @@ LAYERS: dict[str, set[str]] = {
         "_snapshot",
         "_transfer",
         "archive",
+        "process",
         "sandbox",
     },
     "environments": {

@@ -101,10 +101,11 @@ def program() -> bytes:
             _op(_RETURN, eperm),
             _op(_LOAD, _NR),
         ]
-    code += [  # a new mount as a copy makes its /proc, and no other: flags of no remount, bind, move or propagation
-        _op(_JEQ, _MOUNT[machine], 0, 4),
+    code += [  # new mounts as a copy makes its /proc and terminals, and no other: no remount, bind, move, propagation
+        _op(_JEQ, _MOUNT[machine], 0, 5),
         _op(_LOAD, _ARG3),
-        _op(_JEQ, MS_NOSUID | MS_NODEV | MS_NOEXEC, 1, 0),
+        _op(_JEQ, MS_NOSUID | MS_NODEV | MS_NOEXEC, 2, 0),
+        _op(_JEQ, MS_NOSUID | MS_NOEXEC, 1, 0),
         _op(_RETURN, eperm),
         _op(_LOAD, _NR),
         _op(_RETURN, _ALLOW),

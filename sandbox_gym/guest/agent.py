@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from . import commands, copying, files, rebind, wire
+from . import commands, copying, files, pipes, processes, rebind, shells, wire
 from .interpreter import Interpreter
 from .wire import Connection, Frame, Op, Status
 
@@ -16,6 +16,7 @@ from .wire import Connection, Frame, Op, Status
 # enter namespaces and to set their clocks; what it executes is cut to these by the bounding set.
 _KEPT_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
 _CAP_SYS_ADMIN, _CAP_SYS_TIME = 21, 25
+_HANDLERS = {**files.HANDLERS, **processes.HANDLERS, **shells.HANDLERS}
 
 
 class Agent:
@@ -29,11 +30,11 @@ class Agent:
     def serve(self) -> NoReturn:
         """Answers requests for ever; ends with the process when the socket closes."""
         while True:
-            commands.drain_leftovers(self.connection.sock)
+            pipes.wait_for(self.connection.sock)
             quick = self.hosted.quick if self.hosted is not None else None
             try:
                 # Past commands may still write: with their pipes to be drained, nothing is quick.
-                if quick is None or commands.have_leftovers():
+                if quick is None or pipes.any_watched():
                     frame = self.connection.receive()
                 else:
                     frame = self.connection.serve(quick)
@@ -81,8 +82,8 @@ class Agent:
             return self.interpreter.run(**value)
         if op == Op.EXEC:
             return commands.run(**value)
-        if op in files.HANDLERS:
-            return files.HANDLERS[op](**value)
+        if op in _HANDLERS:
+            return _HANDLERS[op](**value)
         if op == Op.RESEED:
             return self._reseed(value)
         if op == Op.MAKE:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
+
+from . import pipes
 
 MAX_OUTPUT = 1 << 20  # bytes kept of each stream
 _CHUNK = 1 << 16
 
-# Pipes whose command has ended while something it left behind still writes: emptied for ever, so that a server in the
-# background neither blocks on a full pipe nor dies of SIGPIPE. Between calls by waiting on them; while a cell or
-# another command runs, which may itself wait for that server, by a signal (O_ASYNC: this process has no second thread).
-_leftovers: list[int] = []
-_draining = False
-_adopted: set[int] = (
-    set()
-)  # what commands have left behind: process 1's to reap, and nobody else's to wait for
+_adopted: set[int] = set()  # what commands have left: process 1's to reap, and nobody else's to wait for
+before_reaping: list[Callable[[], None]] = []
 
 
 def run(
@@ -41,16 +36,15 @@ def run(
             start_new_session=True,
         )
     except OSError as error:
-        code = 126 if isinstance(error, PermissionError) else 127
-        text = f"{error.filename or argv[0]}: {error.strerror}\n"
-        return _result(code, [_Stream(), _Stream(text.encode())], False, started)
-    _kill_first(process.pid)
-    streams = [_Stream(), _Stream()]
+        code, text = not_started(error, argv)
+        return result(code, [Stream(), Stream(text)], False, started)
+    kill_first(process.pid)
+    streams = [Stream(), Stream()]
     timed_out = not _pump(process, streams, stdin, started + timeout)
     if timed_out:
         kill_started(before)
         process.wait()
-    _adopted.update(pids() - before - {os.getpid()})
+    adopt(pids() - before)
     for pipe, stream in zip((process.stdout, process.stderr), streams):
         assert pipe is not None
         fd = os.dup(pipe.fileno())
@@ -58,13 +52,23 @@ def run(
         if stream.drain(fd) or timed_out:
             os.close(fd)
         else:
-            _leave(fd)
+            pipes.watch(fd, pipes.discard)
     reap_orphans()
-    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    return _result(code, streams, timed_out, started)
+    return result(exit_code(process.returncode), streams, timed_out, started)
 
 
-def _kill_first(pid: int) -> None:
+def not_started(error: OSError, argv: list[str]) -> tuple[int, bytes]:
+    """Exit code and message of a program that could not be started, as in a shell."""
+    text = f"{error.filename or argv[0]}: {error.strerror}\n"
+    return 126 if isinstance(error, PermissionError) else 127, text.encode("utf-8", "surrogateescape")
+
+
+def exit_code(returncode: int) -> int:
+    """128 + the signal for a process that a signal has ended."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def kill_first(pid: int) -> None:
     """Where memory runs out, a command goes before the interpreter, whose state is worth more."""
     try:
         with open(f"/proc/{pid}/oom_score_adj", "w") as file:
@@ -73,7 +77,7 @@ def _kill_first(pid: int) -> None:
         pass
 
 
-def _result(code: int, streams: list[_Stream], timed_out: bool, started: float) -> dict[str, Any]:
+def result(code: int, streams: list[Stream], timed_out: bool, started: float) -> dict[str, Any]:
     out, err = streams
     return {
         "exit_code": code,
@@ -86,7 +90,7 @@ def _result(code: int, streams: list[_Stream], timed_out: bool, started: float) 
     }
 
 
-class _Stream:
+class Stream:
     def __init__(self, kept: bytes = b"") -> None:
         self.kept = bytearray(kept)
         self.cut = 0
@@ -110,7 +114,7 @@ class _Stream:
         return False
 
 
-def _pump(process: subprocess.Popen[bytes], streams: list[_Stream], stdin: bytes, deadline: float) -> bool:
+def _pump(process: subprocess.Popen[bytes], streams: list[Stream], stdin: bytes, deadline: float) -> bool:
     """Feeds and drains until the process itself ends, whatever its children do. False when time ran out."""
     pidfd = os.pidfd_open(process.pid)
     waiting = memoryview(stdin)
@@ -155,85 +159,52 @@ def _feed(pipe: Any, waiting: memoryview) -> memoryview:
         return waiting[:0]
 
 
-def have_leftovers() -> bool:
-    return bool(_leftovers)
-
-
-def _leave(fd: int) -> None:
-    _leftovers.append(fd)
-    signal.signal(signal.SIGIO, lambda signum, frame: _drain())
-    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-    _drain()  # what came before the signal was asked for
-
-
-def _drain() -> None:
-    global _draining
-    if (
-        _draining
-    ):  # a signal in the middle of the same: the loop below sees what it announces, or the next one does
-        return
-    _draining = True
-    try:
-        for fd in list(_leftovers):
-            try:
-                ended = not os.read(fd, _CHUNK)
-            except BlockingIOError:
-                continue
-            if ended:
-                _leftovers.remove(fd)
-                os.close(fd)
-    finally:
-        _draining = False
-
-
-def drain_leftovers(control: socket.socket) -> None:
-    """Waits for the next request while emptying the pipes of past commands. Returns at once when there are none."""
-    while _leftovers:
-        with selectors.DefaultSelector() as selector:
-            selector.register(control, selectors.EVENT_READ)
-            for fd in list(_leftovers):
-                try:
-                    selector.register(fd, selectors.EVENT_READ)
-                except OSError:  # a signal has just ended it
-                    continue
-            ready = {key.fd for key, _ in selector.select()}
-        _drain()
-        if control.fileno() in ready:
-            return
-
-
 def pids() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 
-def kill_started(before: set[int], patience: float = 5.0) -> None:
-    """Kills every process of this sandbox that was not there `before`, until none is left."""
+def kill_started(before: set[int], *, owner: int | None = None, patience: float = 5.0) -> None:
+    """Kills every process of this sandbox that was not there `before`, until none is left. What those that were there
+    have started by themselves in the meantime stays, but for the children of `owner`.
+    """
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        started = pids() - before - {os.getpid()}
-        started = {pid for pid in started if _state(pid)[0] not in "ZX"}
+        started = _started(before, owner)
         if not started:
             return
         if before <= {os.getpid()}:
-            _kill(-1, signal.SIGKILL)  # everything but process 1, under one lock: no fork bomb outruns it
+            kill(-1, signal.SIGKILL)  # everything but process 1, under one lock: no fork bomb outruns it
             continue
         for sign in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: what is stopped can't fork away
             for pid in started:
-                _kill(pid, sign)
-    _kill(
-        -1, signal.SIGKILL
-    )  # they multiply faster than they can be told apart: what was there before goes too
+                kill(pid, sign)
+    # They multiply faster than they can be told apart: what was there before goes too.
+    kill(-1, signal.SIGKILL)
 
 
-def _kill(pid: int, sign: signal.Signals) -> None:
+def _started(before: set[int], owner: int | None) -> set[int]:
+    states = {pid: state(pid) for pid in pids() - before - {os.getpid()}}
+    others = before - {os.getpid(), owner}
+    found = set()
+    for pid, (letter, parent, session) in states.items():
+        above = parent
+        for _ in states:  # bounded: numbers that are used again may seem to go round in circles
+            if above not in states:
+                break
+            above = states[above][1]
+        if letter not in "ZX" and above not in others and session not in others:
+            found.add(pid)
+    return found
+
+
+def kill(pid: int, sign: int) -> None:
     try:
         os.kill(pid, sign)
     except ProcessLookupError:
         pass
 
 
-def _state(pid: int) -> tuple[str, int, int]:
+def state(pid: int) -> tuple[str, int, int]:
     """State letter, parent and session of a process; ("X", 0, 0) when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
@@ -243,18 +214,30 @@ def _state(pid: int) -> tuple[str, int, int]:
     return fields[0].decode(), int(fields[1]), int(fields[3])
 
 
+def adopt(left: set[int]) -> None:
+    """What commands have left behind is reaped by `reap_orphans`, whatever its session."""
+    _adopted.update(left - {os.getpid()})
+
+
+def disown(pid: int) -> None:
+    """A number that is used again, by a process that its starter waits for."""
+    _adopted.discard(pid)
+
+
 def reap_orphans() -> None:
     """Waits for the dead that commands left to process 1. The interpreter's own children are its user's to wait for:
     taking them would steal their exit codes. They are in its session, or lead one of their own, as daemons do too: of
     those only the ones that a command is known to have left are taken.
     """
+    for collect in before_reaping:
+        collect()
     me = os.getpid()
-    _, _, ours = _state(me)  # not its number: a copy's session is one of a namespace that it can't see
+    _, _, ours = state(me)  # not its number: a copy's session is one of a namespace that it can't see
     there = pids() - {me}
     _adopted.intersection_update(there)
     for pid in there:
-        state, parent, session = _state(pid)
-        if state == "Z" and parent == me and (pid in _adopted or session not in (ours, pid)):
+        letter, parent, session = state(pid)
+        if letter == "Z" and parent == me and (pid in _adopted or session not in (ours, pid)):
             _reap(pid)
 
 

@@ -22,6 +22,9 @@ from .wire import Connection, Frame, Op
 
 _READY = wire.HEADER.pack(Op.READY, wire.Status.OK, 0, 0, 0)
 _PROC_FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC
+_TERMINAL_FLAGS = MS_NOSUID | MS_NOEXEC
+# Its own terminals, and not so many that none is left for others: the kernel counts them for all.
+_TERMINALS = "newinstance,ptmxmode=0666,mode=0620,max=256"
 _SIG_IGN = (1).to_bytes(32, "little")  # a struct sigaction for the kernel, in the order of this machine
 _SIGSET_BYTES = 8
 
@@ -85,6 +88,8 @@ class Copier:
         for fd, target in zip(attached, targets):
             batch.add(*syscalls.move_mount_call(fd, target.lstrip("/")))
         batch.add(syscalls.NR_MOUNT, b"proc", b"proc", b"proc", _PROC_FLAGS)
+        devpts = b"devpts"
+        batch.add(syscalls.NR_MOUNT, devpts, b"dev/pts", devpts, _TERMINAL_FLAGS, _TERMINALS.encode())
         batch.add(syscalls.NR_PIVOT_ROOT, b".", b".")
         batch.add(syscalls.NR_UMOUNT2, b".", MNT_DETACH)
         batch.add(syscalls.NR_CHDIR, os.fsencode(self._cwd))
@@ -190,14 +195,15 @@ def _refuse_timers() -> None:
 
 
 def enter_root(root: int, attached: list[int], targets: list[str]) -> None:
-    """Makes the detached mount `root` this mount namespace's /, with its own /proc and the mounts that go on it: for a
-    first guest, what `_calls` lists for a copy.
+    """Makes the detached mount `root` this mount namespace's /, with its own /proc and terminals and the mounts that go
+    on it: for a first guest, what `_calls` lists for a copy.
     """
     move_mount(root, "/")
     os.fchdir(root)
     for fd, target in zip(attached, targets):
         move_mount(fd, target.lstrip("/"))
     syscalls.mount("proc", "proc", "proc", _PROC_FLAGS)
+    syscalls.mount("devpts", "dev/pts", "devpts", _TERMINAL_FLAGS, _TERMINALS)
     pivot_root(".", ".")
     umount2(".", MNT_DETACH)
     os.chdir("/")

@@ -49,6 +49,16 @@ class Op(enum.IntEnum):
     UNPACK = 15
     PACK = 16
     RESEED = 17
+    # long-lived processes and shells
+    START = 18
+    WAIT = 19
+    OUTPUT = 20
+    FEED = 21
+    SIGNAL = 22
+    RESIZE = 23
+    PROCESSES = 24
+    SHELL = 25
+    SHELL_CLOSE = 26
     # a hosted Gymnasium environment
     MAKE = 30
     RESET = 31

@@ -1,0 +1,171 @@
+"""Pipes and terminals that are read for as long as something may write to them, whatever else this process does.
+
+A process that outlives the call which started it must neither block on a full pipe nor die of SIGPIPE. Between calls
+its pipes are emptied by waiting on them; while a cell or a command runs, which may itself wait for that process, by a
+signal (O_ASYNC: the guest's own process has no second thread).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from . import syscalls
+
+CHUNK = 1 << 16
+_READS = 32  # of one pipe in a row, 2 MiB: a pipe as large as the kernel allows is empty after them
+_PAUSE = (
+    4.0  # what was interrupted runs on for so much longer than the draining of what writes without end took
+)
+
+
+class Pipe:
+    """An end that is read for ever: each block goes to `take`. `fd` is -1 once every writer has closed the other."""
+
+    def __init__(self, fd: int, take: Callable[[bytes], None]) -> None:
+        self.fd = fd
+        self.take = take
+
+    def read(self) -> bool:
+        """Takes what is there. False when it was too much to end."""
+        for _ in range(_READS):
+            try:
+                block = os.read(self.fd, CHUNK)
+            except BlockingIOError:
+                return True
+            except OSError:  # EIO: a terminal that no process has open any more
+                block = b""
+            if not block:
+                del _watched[self.fd]
+                os.close(self.fd)
+                self.fd = -1
+                return True
+            self.take(block)
+        return False
+
+
+_watched: dict[int, Pipe] = {}
+_draining = False
+_missed = False
+_waiting = False
+_timer: int | None = None  # a timer of the kernel's that calls `drain` again
+
+
+def watch(fd: int, take: Callable[[bytes], None]) -> Pipe:
+    """Reads `fd` from now on, and closes it at its end."""
+    signal.signal(signal.SIGIO, _on_signal)
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NONBLOCK | os.O_ASYNC)
+    pipe = _watched[fd] = Pipe(fd, take)  # last: from here on a signal reads it, to its end perhaps
+    drain()  # what came before
+    return pipe
+
+
+def discard(block: bytes) -> None:
+    pass
+
+
+def any_watched() -> bool:
+    return bool(_watched)
+
+
+def _on_signal(signum: int, frame: object) -> None:
+    drain()
+
+
+def drain() -> None:
+    """Takes what is in the pipes."""
+    global _draining, _missed
+    if _draining:  # a signal in the middle of the same
+        _missed = True
+        return
+    while True:
+        _draining, _missed = True, False
+        started = time.monotonic()
+        try:
+            # An interrupt between reading a block and keeping it would lose the block.
+            with _blocked(signal.SIGINT, signal.SIGIO):
+                empty = [pipe.read() for pipe in list(_watched.values())].count(False) == 0
+            # A pipe that is not empty signals nothing more when it is written to.
+            later = bool(_watched) and not _waiting and (_missed or not empty)
+            if later:
+                _missed = False  # until the timer goes off, which may be at once
+                _call_again(_PAUSE * (time.monotonic() - started))
+            else:
+                _no_more_calls()
+        finally:
+            _draining = False
+        if not _missed:
+            return
+
+
+def _call_again(seconds: float) -> None:
+    global _timer
+    if _timer is None:
+        _timer = syscalls.timer_create(signal.SIGIO)
+    syscalls.timer_settime(_timer, seconds)
+
+
+def _no_more_calls() -> None:
+    """A timer is nothing that a fork captures: there is one only while something waits to be read."""
+    global _timer
+    if _timer is not None:
+        syscalls.timer_delete(_timer)
+        _timer = None
+
+
+@contextmanager
+def _blocked(*signals: signal.Signals) -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # may raise what an earlier signal's handler does
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+Turn = Callable[[float, Mapping[int, int]], dict[int, int]]
+
+
+@contextmanager
+def waiting() -> Iterator[Turn]:
+    """Hands out `turn(deadline, others)`, which waits for something to happen, drains, and returns the events of those
+    `others` (descriptor: events, as for poll) that are ready. In between nothing is drained: what a caller has seen of
+    a pipe's output is still so when it begins to wait.
+    """
+    global _waiting
+    with _blocked(signal.SIGIO):
+        outer, _waiting = _waiting, True
+        try:
+            yield _turn
+        finally:
+            _waiting = outer
+
+
+def _turn(deadline: float, others: Mapping[int, int]) -> dict[int, int]:
+    poller = select.poll()
+    for fd in _watched:
+        poller.register(fd, select.POLLIN)
+    for fd, events in others.items():
+        poller.register(fd, events)
+    left = deadline - time.monotonic()
+    ready = dict(poller.poll(None if left == math.inf else max(0, math.ceil(left * 1e3))))
+    if ready.keys() - others.keys():
+        drain()
+    return {fd: events for fd, events in ready.items() if fd in others}
+
+
+def wait_for(control: socket.socket) -> None:
+    """Waits for the next request while draining. Returns at once when nothing is watched."""
+    if not _watched:
+        return
+    with waiting() as turn:
+        while _watched and not turn(math.inf, {control.fileno(): select.POLLIN}):
+            pass
