@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sandbox_gym.process import ShellSession as ShellSession
     from sandbox_gym.registration import register_envs as register_envs
     from sandbox_gym.sandbox import Sandbox as Sandbox
+    from sandbox_gym.template import Template as Template
     from sandbox_gym.vector import SandboxVectorEnv as SandboxVectorEnv
 
 __version__ = "0.1.0"
@@ -63,6 +64,7 @@ _HOMES = {
     "ShellSession": "process",
     "Snapshot": "_snapshot",
     "SnapshotError": "errors",
+    "Template": "template",
     "TerminalEnv": "envs.terminal",
     "Trajectory": "hosting",
     "register_envs": "registration",
@@ -92,6 +94,7 @@ __all__ = [
     "ShellSession",
     "Snapshot",
     "SnapshotError",
+    "Template",
     "TerminalEnv",
     "Trajectory",
     "register_envs",

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sandbox_gym import _budget, _idle, _records
 from sandbox_gym._calls import GuestCalls
@@ -30,6 +30,9 @@ from sandbox_gym.errors import (
 )
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.seeds import copy_seeds
+
+if TYPE_CHECKING:
+    from sandbox_gym.template import Template
 
 __all__ = ["Sandbox", "Snapshot"]
 
@@ -73,7 +76,7 @@ class Sandbox(GuestCalls):
         name: str | None = None,
         *,
         backend: str = "native",
-        image: str | os.PathLike[str] | None = None,
+        image: str | os.PathLike[str] | Template | None = None,
         cpus: float | None = UNSET,
         memory: int | str | None = UNSET,
         disk: int | str | None = UNSET,
@@ -88,11 +91,12 @@ class Sandbox(GuestCalls):
     ) -> Sandbox:
         """A fresh sandbox.
 
-        `image`: None for this host's own Python environment (read-only beneath, writable above), or a folder that holds
-        a root file system. `cpus` (default 1.0), `memory` ("1Gi"), `disk` ("2Gi"), `pids` (256): limits; None is no
-        limit. `env`: all of the guest's environment that is yours; none of the host's goes in. `mounts`: host folders
-        to show, read-only: a path, or (source, target). `ttl`, `idle_timeout`: seconds until it ends, and until it
-        stops for want of calls; with `ephemeral=False` an idle one is only put to rest, and wakes at the next call.
+        `image`: None for this host's own Python environment (read-only beneath, writable above), a folder that holds a
+        root file system, or a template: see `Template.start`. `cpus` (default 1.0), `memory` ("1Gi"), `disk` ("2Gi"),
+        `pids` (256): limits; None is no limit. `env`: all of the guest's environment that is yours; none of the host's
+        goes in. `mounts`: host folders to show, read-only: a path, or (source, target). `ttl`, `idle_timeout`: seconds
+        until it ends, and until it stops for want of calls; with `ephemeral=False` an idle one is only put to rest, and
+        wakes at the next call.
 
         Raises:
             BackendUnavailable: this machine lacks something, or a limit that was asked for can't be enforced.
@@ -105,6 +109,12 @@ class Sandbox(GuestCalls):
         _records.check_seconds("timeout", timeout)
         _records.check_seconds("ttl", ttl, optional=True)
         _records.check_seconds("idle_timeout", idle_timeout, optional=True)
+        if image is not None and not isinstance(image, (str, os.PathLike)):
+            if env or mounts:
+                raise ValueError("env= and mounts= are what a template was built with: build another")
+            given: dict[str, Any] = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids, "ttl": ttl}
+            given |= {"idle_timeout": idle_timeout, "ephemeral": ephemeral}
+            return image.start(name, backend=backend, **given)
         rootfs = None
         if image is not None:
             rootfs = os.path.realpath(image)

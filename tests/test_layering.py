@@ -28,10 +28,12 @@ LAYERS: dict[str, set[str]] = {
         "_idle",
         "_records",
         "_snapshot",
+        "_store",
         "_transfer",
         "archive",
         "process",
         "sandbox",
+        "template",
     },
     "environments": {
         "_exchange",
