@@ -246,3 +246,33 @@ assert not left(), left()
 print("good")
 """)
     assert out == "good"
+
+
+def test_processes_terminals_and_shells(as_user: Run) -> None:
+    out = as_user("""
+with Sandbox.create() as first:
+    (copy,) = first.fork(1)
+    for box in (first, copy):
+        process = box.start(["sh", "-c", "sleep 60 & cat; exit 4"])
+        assert process.write("in\\n") == 3 and process.read(10) == b"in\\n"
+        process.close_stdin()
+        assert process.wait(10) == 4
+        process.kill()
+        terminal = box.start(["bash", "-c", "tty; stty size; trap 'stty size' WINCH; echo up; while :; do sleep 0.01; done"], pty=True)
+        text = b""
+        while b"up" not in text: text += terminal.read(10)
+        assert b"/dev/pts/0" in text and b"24 80" in text
+        terminal.resize(30, 90)
+        while b"30 90" not in text: text += terminal.read(10)
+        terminal.kill()
+        assert terminal.poll() == 137
+        shell = box.session()
+        shell.run("cd /tmp; x=1; sleep 60 &")
+        assert shell.run("f() { sleep 60; echo BAD; }; f; echo BAD", timeout=0.3).timed_out
+        assert shell.run("pwd; echo $x; kill %1; cat").stdout == "/tmp\\n1\\n"
+        shell.close()
+        assert box.run_code("import os; a, b = os.openpty(); os.ttyname(b), os.close(a), os.close(b)").ok
+        box.fork(1)[0].terminate()
+print("good")
+""")
+    assert out == "good"
