@@ -220,11 +220,20 @@ class Backend(Protocol):
         """Raises BackendUnavailable, LimitExceeded, SandboxTimeout."""
 
     def snapshot(
-        self, live: Live, *, keep: bool, engine: str, settled: bool, timeout: float, levels: int = 1
+        self,
+        live: Live,
+        *,
+        keep: bool,
+        engine: str,
+        settled: bool,
+        obstacle: str | None,
+        timeout: float,
+        levels: int = 1,
     ) -> Taken:
         """Captures memory and disk. With `keep` the sandbox goes on, perhaps with another socket in `live.channel`;
         without, the sandbox itself becomes the snapshot. The caller holds the sandbox's lock: no call is under way.
         `settled`: the guest has made itself ready for an engine that needs it; without, such an engine is refused.
+        `obstacle`: what the guest itself sees in the way of being copied.
         `levels`: how many more snapshots are to nest below this one at the least.
         Raises SnapshotError (the sandbox goes on), SandboxDied.
         """

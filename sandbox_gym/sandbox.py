@@ -231,11 +231,14 @@ class Sandbox(GuestCalls):
 
     def _capture(self, *, keep: bool, engine: Engine = "auto", levels: int = 1) -> Taken:
         def capture(settled: bool) -> Taken:
+            # A copy that is made at once is made by the guest, which then tells itself.
+            obstacle = self._call(Op.SETTLE, settled, timeout=30.0) if settled or not keep else None
             return self._backend.snapshot(
                 self._live,
                 keep=keep,
                 engine=engine,
                 settled=settled,
+                obstacle=str(obstacle)[:_MAX_REASON] if obstacle else None,
                 levels=levels,
                 timeout=_START_TIMEOUT,
             )
@@ -246,7 +249,7 @@ class Sandbox(GuestCalls):
             except SnapshotError:
                 # What a command has left may have ended since: the guest's own process reaps it, and closes its pipes;
                 # and it makes itself fit for criu.
-                self._call(Op.SETTLE, None, timeout=30.0)
+                pass
             return _budget.within(self._backend, lambda: capture(True))
         except SandboxDied as error:
             raise self._fatal(error) from None

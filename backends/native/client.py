@@ -99,12 +99,13 @@ class NativeBackend:
         keep: bool,
         engine: str,
         settled: bool,
+        obstacle: str | None = None,
         timeout: float,
         levels: int = 1,
         budgeted: bool = True,
     ) -> Taken:
         request = {"op": "snapshot", "id": live.id, "keep": keep, "engine": engine, "settled": settled}
-        request |= {"levels": levels, "budgeted": budgeted}
+        request |= {"obstacle": obstacle, "levels": levels, "budgeted": budgeted}
         message, fds = self._ask({**request, "timeout": timeout}, timeout * 3)
         if fds:
             live.channel.replace(socket.socket(fileno=fds[0]))
@@ -141,7 +142,7 @@ class NativeBackend:
     def put_on_disk(self, snapshot_id: str, *, timeout: float) -> None:
         (live,) = self.restore(snapshot_id, names=[None], timeout=timeout, budgeted=False)
         try:
-            live.channel.call(Op.SETTLE, None, timeout=timeout)
+            live.channel.call(Op.SETTLE, True, timeout=timeout)
             taken = self.snapshot(
                 live, keep=False, engine="criu", settled=True, timeout=timeout, budgeted=False
             )

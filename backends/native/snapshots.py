@@ -41,7 +41,13 @@ class Snapshots:
         node = self._guests.get(request["id"])
         engine, settled = request["engine"], request["settled"]
         self._room.check_budget(request)
-        refusal = planner.refusal(node.pid, node.control_inode, node.group.members())
+        refusal = planner.refusal(
+            node.pid,
+            node.control_inode,
+            node.group.members(),
+            [target for _, target in node.family.base.attached],
+        )
+        refusal = refusal or request["obstacle"]
         # What criu can't help, an ordinary user's sandboxes, uses all levels that there are.
         deep = node.depth > MAX_DEPTH - (request["levels"] if criu.installed() else 1)
         if refusal is None and not deep and engine != "criu":

@@ -76,8 +76,7 @@ class Agent:
 
     def _handle(self, op: Op, value: Any) -> Any:
         if op == Op.SETTLE:
-            commands.reap_orphans()
-            return rebind.rebind() if rebind.needs_rebind() else None
+            return self._settle(thoroughly=bool(value))
         if op == Op.CODE:
             return self.interpreter.run(**value)
         if op == Op.EXEC:
@@ -93,6 +92,16 @@ class Agent:
         if self.hosted is None:
             raise RuntimeError(f"no environment is hosted here, so {op.name} has nothing to act on")
         return self.hosted.handle(op, value)
+
+    def _settle(self, *, thoroughly: bool) -> str | None:
+        """Before a snapshot: what this process alone can see in a fork's way, None when nothing is. `thoroughly`: it
+        reaps what has died, and makes itself fit for criu.
+        """
+        if thoroughly:
+            commands.reap_orphans()
+            if rebind.needs_rebind():
+                rebind.rebind()
+        return self._copying.obstacle(self.connection)
 
     def _reseed(self, seed: int) -> None:
         """Gives this copy its own chance: `random`, NumPy's global state, the hosted environment's np_random."""

@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import stat
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from . import rebind, syscalls, wire
 from .batch import Batch, BatchError
@@ -25,6 +25,7 @@ _PROC_FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC
 _TERMINAL_FLAGS = MS_NOSUID | MS_NOEXEC
 # Its own terminals, and not so many that none is left for others: the kernel counts them for all.
 _TERMINALS = "newinstance,ptmxmode=0666,mode=0620,max=256"
+_SYSV_IPC = {"shm": "shared memory segment", "sem": "semaphore set", "msg": "message queue"}
 _SIG_IGN = (1).to_bytes(32, "little")  # a struct sigaction for the kernel, in the order of this machine
 _SIGSET_BYTES = 8
 
@@ -34,7 +35,7 @@ class Copier:
         self._frozen = False
         self._clocks: Clocks | None = None
         self._ready: tuple[Any, Batch] | None = None
-        self._open_files: list[tuple[int, str, int, int]] = []
+        self._open_files: list[_File] = []
         self._devices: list[tuple[int, str, int]] = []  # open as standard streams
         self._cwd = ""
         self._on_child = ctypes.create_string_buffer(len(_SIG_IGN))  # what SIGCHLD does while not frozen
@@ -58,6 +59,14 @@ class Copier:
             self._arrive()
         else:
             _close(frame.fds)
+
+    def obstacle(self, connection: Connection) -> str | None:
+        """Why `clone` would refuse, where only this process can see it."""
+        try:
+            self._look({connection.sock.fileno()})
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
 
     def _calls_for(self, connection_fd: int, frame: Frame) -> Batch:
         """As a rule the descriptors come under the same numbers each time, and the list is there already."""
@@ -110,16 +119,17 @@ class Copier:
     def _arrive(self) -> None:
         """In the copy: opens again what was open, on its own disk."""
         self._frozen = False
-        for fd, path, flags, offset in self._open_files:
-            reopened = os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
-            os.lseek(reopened, offset, os.SEEK_SET)
-            os.dup2(reopened, fd, inheritable=not flags & os.O_CLOEXEC)
+        for file in self._open_files:
+            reopened = os.open(file.path, file.flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
+            if not file.flags & os.O_PATH:
+                os.lseek(reopened, file.offset, os.SEEK_SET)
+            for fd, inheritable in file.fds:
+                os.dup2(reopened, fd, inheritable)
             os.close(reopened)
 
     def _freeze(self, ours: set[int]) -> None:
         """Before the first copy: from now on this process never changes again, unless the clone fails."""
-        _refuse_timers()
-        self._look_at_open_files(ours)
+        self._look(ours)
         self._ready = None
         self._clocks = Clocks()
         gc.freeze()  # a collection in a copy would otherwise write to, and so duplicate, every page
@@ -138,10 +148,13 @@ class Copier:
         batch.add(syscalls.NR_RT_SIGACTION, signal.SIGCHLD, action, address, _SIGSET_BYTES)
         batch.run()
 
-    def _look_at_open_files(self, ours: set[int]) -> None:
+    def _look(self, ours: set[int]) -> None:
         """Every file and folder that is open on the disk, and devices where all children inherit them: these have no
-        state, but criu finds none that was opened in another mount namespace.
+        state, but criu finds none that was opened in another mount namespace. Raises OSError for what a copy would
+        lose and the planner can't see.
         """
+        _refuse_timers()
+        _refuse_sysv_ipc()
         self._open_files, self._devices = [], []
         for name in os.listdir("/proc/self/fd"):
             fd = int(name)
@@ -150,22 +163,60 @@ class Copier:
             try:
                 path = os.readlink(f"/proc/self/fd/{fd}")
                 status = os.fstat(fd)
-                mode = status.st_mode
             except OSError:  # the descriptor of this very listing
                 continue
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISCHR(mode)):
+            if stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR):
                 continue
             with open(f"/proc/self/fdinfo/{fd}") as info:
                 fields = dict(line.split(":", 1) for line in info if ":" in line)
             flags = int(fields["flags"], 8)
-            if not stat.S_ISCHR(mode):
-                self._open_files.append((fd, path, flags, int(fields["pos"])))
+            if not stat.S_ISCHR(status.st_mode):
+                self._add_file(fd, path, flags, int(fields["pos"]), status)
             elif _is_device(path, status.st_rdev):
                 self._devices.append((fd, path, flags))
         self._devices.sort()
         # Only where each is the lowest free number once it is closed.
         self._devices = [device for i, device in enumerate(self._devices) if device[0] == i]
         self._cwd = os.getcwd()
+
+    def _add_file(self, fd: int, path: str, flags: int, offset: int, status: os.stat_result) -> None:
+        entry = fd, not flags & os.O_CLOEXEC
+        flags &= ~os.O_CLOEXEC
+        for file in self._open_files:
+            if (file.path, file.flags, file.offset) == (path, flags, offset) and _is_same(file.fds[0][0], fd):
+                file.fds.append(entry)
+                return
+        try:
+            there = os.stat(path, follow_symlinks=False)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"descriptor {fd} can't be opened again: {path}: {error.strerror}"
+            ) from None
+        if not os.path.samestat(there, status):
+            raise OSError(errno.ESTALE, f"descriptor {fd}: at {path} is another file by now")
+        self._open_files.append(_File([entry], path, flags, offset))
+
+
+class _File(NamedTuple):
+    """An open file description. `fds`: the descriptors that share it, and whether a program that is run gets them."""
+
+    fds: list[tuple[int, bool]]
+    path: str
+    flags: int
+    offset: int
+
+
+def _is_same(one: int, other: int) -> bool:
+    """Whether two descriptors of a file, which are at the same place, share that place: one moves with the other."""
+    try:
+        here = os.lseek(one, 0, os.SEEK_CUR)
+        os.lseek(one, here ^ 1, os.SEEK_SET)
+        try:
+            return os.lseek(other, 0, os.SEEK_CUR) != here
+        finally:
+            os.lseek(one, here, os.SEEK_SET)
+    except OSError:  # opened as a mere path, or nothing that has a place
+        return False
 
 
 def _is_device(path: str, number: int) -> bool:
@@ -192,6 +243,20 @@ def _refuse_timers() -> None:
     for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         if signal.getitimer(which)[0]:
             raise OSError(errno.EBUSY, "an interval timer is armed (alarm, setitimer)")
+
+
+def _refuse_sysv_ipc() -> None:
+    """What sysvipc(7) keeps without a process that holds it. /proc shows it inside its namespace only."""
+    for name, what in _SYSV_IPC.items():
+        try:
+            fd = os.open(f"/proc/sysvipc/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # a kernel without it
+            return
+        try:
+            if os.read(fd, 4096).count(b"\n") > 1:  # one is the heading
+                raise OSError(errno.EBUSY, f"a System V {what} exists")
+        finally:
+            os.close(fd)
 
 
 def enter_root(root: int, attached: list[int], targets: list[str]) -> None:

@@ -37,9 +37,7 @@ class Op(enum.IntEnum):
     PING = 2
     ADOPT = 5  # from the supervisor: goes on over the socket that comes along; nothing is answered
     CLONE = 3  # from the supervisor, with descriptors
-    SETTLE = (
-        4  # reap what has died, close what has ended: a snapshot was refused and is about to be tried again
-    )
+    SETTLE = 4  # before a snapshot: see Agent._settle
     # the user's Sandbox
     CODE = 10
     EXEC = 11

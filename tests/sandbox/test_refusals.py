@@ -156,7 +156,7 @@ def test_the_working_folder_is_kept_even_when_it_was_moved(box: Sandbox) -> None
 def test_a_working_folder_that_was_removed(box: Sandbox) -> None:
     box.run_code("import os; os.mkdir('/tmp/gone'); os.chdir('/tmp/gone'); os.rmdir('/tmp/gone'); kept = 1")
     with pytest.raises(SnapshotError, match=box.name):
-        box.fork(1)
+        box.snapshot(engine="fork")
     assert box.run_code("kept").value == "1"
     box.run_code("os.chdir('/')")
     box.fork(1)[0].terminate()
@@ -167,7 +167,7 @@ def test_what_is_written_after_refusals_is_in_the_snapshot(box: Sandbox) -> None
     box.run_code("import signal; signal.alarm(1000)")
     for _ in range(3):
         with pytest.raises(SnapshotError, match="timer"):
-            box.snapshot()
+            box.snapshot(engine="fork")
     box.run_code("import time; time.sleep(0.05)")  # a quiet moment, in which the supervisor prepares
     box.shell("echo late > /root/late")
     box.run_code("signal.alarm(0)")
