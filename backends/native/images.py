@@ -7,8 +7,10 @@ disk are of one instant: while the tree stands still, criu waits for the supervi
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import select
 import shutil
 import socket
 import time
@@ -30,7 +32,7 @@ from .spares import Parts
 
 _RUN = "/run"
 _ROOT = f"{_RUN}/root"  # where a restored tree's root is mounted, for criu alone
-_CONTROL_FD, _RPC_FD = 100, 101
+_CONTROL_FD = 100
 _NO_LIMITS = Limits(None, None, None, None)
 _COMMON: dict[str, rpc.Value] = {
     "log_level": 1,
@@ -146,8 +148,9 @@ class Imager:
             for fd in joins:
                 os.write(fd, b"0")
             syscalls.unshare(syscalls.CLONE_NEWCGROUP)
-            os.dup2(control_fd, _CONTROL_FD)
             syscalls.move_mount(root, _ROOT)
+            os.dup2(control_fd, _CONTROL_FD)  # last: any of the others may have had that number
+            os.set_inheritable(_CONTROL_FD, True)
 
         def stage(script: str, pid: int) -> None:
             if script == "setup-namespaces":  # before sockets are made: connections on loopback need it
@@ -185,10 +188,12 @@ class Imager:
         open_ = True
 
         def body() -> None:
+            log = os.open(place / "log", os.O_WRONLY | os.O_CREAT, 0o600)
+            os.dup2(log, 2)  # what goes wrong before there is a criu
             self._enter()
+            socket_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD, _CONTROL_FD + 1)  # out of the way of `begin`
             begin()
-            os.dup2(theirs.fileno(), _RPC_FD)
-            os.execve(self._program, [self._program, "swrk", str(_RPC_FD)], {"PATH": os.defpath})
+            os.execve(self._program, [self._program, "swrk", str(socket_fd)], {"PATH": os.defpath})
 
         def end(reason: str, pid: int) -> None:
             nonlocal open_
@@ -202,7 +207,8 @@ class Imager:
             shutil.rmtree(f"/proc/self/fd/{self._run_fd}/{work}", ignore_errors=True)
             done(reason, pid)
 
-        def spoken() -> None:
+        def spoken() -> bool:
+            """False when criu has closed its end: its exit code is on the way, and tells more."""
             nonlocal failure
             try:
                 said = rpc.receive(ours)
@@ -210,19 +216,29 @@ class Imager:
                     reason = (
                         "" if said["success"] else failure or f"criu failed: {_first_error(place / 'log')}"
                     )
-                    end(reason, said.get("pid", 0))
-                    return
+                    pid = said.get("pid", 0)
+                    if (
+                        kind == rpc.RESTORE and pid <= 0 and not reason
+                    ):  # so it goes when the tree ends at once
+                        reason = f"criu failed: {_first_error(place / 'log')}"
+                    end(reason, pid)
+                    return True
                 try:
                     stage(said["script"], said["pid"])
                 except OSError as error:
                     failure = str(error)
                 ours.send(rpc.notified(success=not failure))
             except (EOFError, ValueError, OSError):
-                self._jobs.loop.unwatch(ours.fileno())  # its end is on the way, and tells more
+                self._jobs.loop.unwatch(ours.fileno())
+                return False
+            return True
 
         def ended(code: int) -> None:
+            # What it said last may not have been read yet.
+            while open_ and code != TIMED_OUT and select.select([ours], [], [], 0)[0] and spoken():
+                pass
             late = f"criu did not end within {timeout:g} s"
-            end(late if code == TIMED_OUT else f"criu ended with {code}", 0)
+            end(late if code == TIMED_OUT else f"criu ended with {code}: {_first_error(place / 'log')}", 0)
 
         self._jobs.start(body, timeout, ended)
         theirs.close()
@@ -288,7 +304,7 @@ class Imager:
         self._run_folder.mkdir(parents=True, exist_ok=True)
         syscalls.move_mount(ours, str(self._run_folder))
         null = os.open("/dev/null", os.O_RDWR)
-        for fd in (0, 1, 2):
+        for fd in (0, 1):
             os.dup2(null, fd)
 
 
@@ -301,7 +317,7 @@ def _first_error(log: Path) -> str:
     """Why criu gave up, by its log: the first error is the cause, later ones follow from it."""
     try:
         with open(log, errors="replace") as file:
-            found = re.findall(r"Error \([^)]*\): (.*)", file.read(1 << 20))
+            found = re.findall(r"Error(?: \([^)]*\))?: (.*)", file.read(1 << 20))
     except OSError:
         found = []
     # Not being allowed more descriptors than the hard limit is what it complains of at each start.

@@ -39,7 +39,8 @@ class Loop:
                 ready = self._poll.poll(_GRACE)
             while not ready and idle():
                 ready = self._poll.poll(0)
-        for fd, _ in ready or self._poll.poll(patience()):
-            handler = self._handlers.get(fd)  # an earlier one of this turn may have closed it
-            if handler is not None:
+        due = [(fd, self._handlers.get(fd)) for fd, _ in ready or self._poll.poll(patience())]
+        for fd, handler in due:
+            # An earlier one of this turn may have closed it, and opened another under its number.
+            if handler is not None and self._handlers.get(fd) is handler:
                 handler()

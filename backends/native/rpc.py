@@ -62,7 +62,7 @@ def receive(sock: socket.socket) -> dict[str, Any]:
     fields = _parse(block)
     found: dict[str, Any] = {"kind": fields.get(1, 0), "success": bool(fields.get(2, 0))}
     if 4 in fields:
-        found["pid"] = _parse(fields[4])[1]
+        found["pid"] = _signed(_parse(fields[4])[1])
     if 5 in fields:
         notify = _parse(fields[5])
         found["script"], found["pid"] = notify.get(1, b"").decode(), notify.get(2, 0)
@@ -105,6 +105,11 @@ def _parse(block: bytes) -> dict[int, Any]:
     except IndexError:
         raise ValueError("a message that breaks off") from None
     return fields
+
+
+def _signed(number: int) -> int:
+    """An int32 of the wire."""
+    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def _read_varint(block: bytes, place: int) -> tuple[int, int]:
