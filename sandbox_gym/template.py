@@ -176,7 +176,7 @@ class Template:
                 image = archive.restore_parts(backend, manifest, blobs, _TIMEOUT, change=change)
         except (Damaged, SnapshotError) as error:
             raise SnapshotError(f"template {self.name}: {error}; build it again") from None
-        # Not "same": a first reseeding may take long (numpy then loads its generators), and is done here for all copies.
+        # Not "same": a first reseeding may take long (numpy loads its generators), and is done here for all copies.
         with Sandbox.restore(image, rng="diverge") as box:
             try:
                 ready = box._take(keep=False, label=self.name, engine="fork")

@@ -59,8 +59,8 @@ def lacks(facts_there: Mapping[str, Any], spec: SandboxSpec) -> list[str]:
         found.append(f"criu {there['criu']} wrote it, and here is the older {here['criu']}")
     if there["guest"] != here["guest"]:
         found.append(
-            f"sandbox_gym {there['sandbox_gym']} made it, whose code inside a guest is not that of "
-            f"{here['sandbox_gym']}, which is here"
+            f"sandbox_gym {there['sandbox_gym']} made it, with other code inside the guest than this "
+            f"{here['sandbox_gym']} has"
         )
     if spec.rootfs is None:
         found += _other_python(there["python"], here["python"])

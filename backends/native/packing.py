@@ -152,7 +152,7 @@ def _record(
         "name": _text(name),
         "mode": stat.S_IMODE(status.st_mode),
         "owner": [status.st_uid, status.st_gid],
-        "times": [status.st_atime_ns, status.st_mtime_ns],
+        "modified": status.st_mtime_ns,  # nobody keeps times of access on the disk that it comes from
         "attributes": attributes,
         **{key: value for key, value in more.items() if value is not None},
     }
@@ -356,7 +356,7 @@ def _adorn(fd: int, record: dict[str, Any]) -> None:
     os.fchmod(fd, stat.S_IMODE(record["mode"]))
     for name, value in record["attributes"].items():
         os.setxattr(fd, _attribute(name), value.encode("latin-1"))
-    os.utime(fd, ns=tuple(record["times"]))
+    os.utime(fd, ns=(record["modified"],) * 2)
 
 
 def _adorn_name(name: str, folder: int, record: dict[str, Any]) -> None:
@@ -368,7 +368,7 @@ def _adorn_name(name: str, folder: int, record: dict[str, Any]) -> None:
     for attribute, value in record["attributes"].items():
         path = f"/proc/self/fd/{folder}/{name}"
         os.setxattr(path, _attribute(attribute), value.encode("latin-1"), follow_symlinks=False)
-    os.utime(name, ns=tuple(record["times"]), dir_fd=folder, follow_symlinks=False)
+    os.utime(name, ns=(record["modified"],) * 2, dir_fd=folder, follow_symlinks=False)
 
 
 def _attribute(name: str) -> str:

@@ -125,7 +125,7 @@ class Transport:
         self._count += 1
         folder = self._folder / f"loaded-{self._count}"
         folder.mkdir()
-        inode, memory = request["control_inode"], request["memory_bytes"]
+        inode, memory = int(request["control_inode"]), int(request["memory_bytes"])
         image = Image(secrets.token_hex(6), family, (), folder, inode, memory)
         try:
             for _ in range(count):
