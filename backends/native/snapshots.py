@@ -13,7 +13,7 @@ from typing import Any
 
 from sandbox_gym.errors import BackendUnavailable, SnapshotError
 
-from . import criu, planner
+from . import criu, criu_planner, planner
 from .copies import CopyFailed, Expected, Maker, deadline_in
 from .images import Image, Imager
 from .node import Node
@@ -60,7 +60,7 @@ class Snapshots:
         elif refusal is None and engine != "criu":
             self._rebase(node, request, reply)
         else:
-            self._write(node, refusal or "it was asked for", request, reply)
+            self._write(node, refusal or "criu was asked for", request, reply)
 
     def _fork(self, node: Node, request: dict[str, Any], reply: Reply) -> None:
         if not request["keep"]:
@@ -106,14 +106,17 @@ class Snapshots:
             if image is not None and self._guests.sandboxes.get(node.id) is not node:
                 self._guests.drop_image(image)
                 image, reason = None, "it ended meanwhile"
-            done(image, reason)
+            done(image, sight.explain(reason))
 
+        nobody = f"sandbox {node.name}: no engine can capture this state. Not fork: {why}; not criu:"
         try:
+            criu.find()
+            sight = criu_planner.look(node.pid, node.control_inode, node.group.members())
+            if sight.refusal is not None:
+                raise SnapshotError(f"{nobody} {sight.refusal}")
             self._imager.dump(node, secrets.token_hex(6), timeout, dumped)
         except BackendUnavailable as error:
-            raise SnapshotError(
-                f"sandbox {node.name}: the fork engine can't capture this state: {why}. The criu engine: {error}"
-            ) from None
+            raise SnapshotError(f"{nobody} {error}") from None
 
     def _rebase(self, node: Node, request: dict[str, Any], reply: Reply) -> None:
         timeout = request["timeout"]

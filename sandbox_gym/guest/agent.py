@@ -26,6 +26,8 @@ class Agent:
         self.hosted: Any = None  # guest.hosted.Hosted, once MAKE has come
         self._copying = copying.Copier()
         signal.signal(signal.SIGINT, self.interpreter.interrupt)
+        # A child that kept it would hold a socket that is no more this process's, once this one has adopted another.
+        os.register_at_fork(after_in_child=connection.close)
 
     def serve(self) -> NoReturn:
         """Answers requests for ever; ends with the process when the socket closes."""

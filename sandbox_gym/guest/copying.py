@@ -155,7 +155,8 @@ class Copier:
         """
         _refuse_timers()
         _refuse_sysv_ipc()
-        self._open_files, self._devices = [], []
+        self._open_files = []
+        devices = []
         for name in os.listdir("/proc/self/fd"):
             fd = int(name)
             if fd in ours:
@@ -173,10 +174,12 @@ class Copier:
             if not stat.S_ISCHR(status.st_mode):
                 self._add_file(fd, path, flags, int(fields["pos"]), status)
             elif _is_device(path, status.st_rdev):
-                self._devices.append((fd, path, flags))
-        self._devices.sort()
-        # Only where each is the lowest free number once it is closed.
-        self._devices = [device for i, device in enumerate(self._devices) if device[0] == i]
+                devices.append((fd, path, flags))
+        # By the batch, without Python, only where each is the lowest free number once it is closed.
+        devices.sort()
+        self._devices = [device for i, device in enumerate(devices) if device[0] == i]
+        for fd, path, flags in devices[len(self._devices) :]:
+            self._open_files.append(_File([(fd, not flags & os.O_CLOEXEC)], path, flags, 0))
         self._cwd = os.getcwd()
 
     def _add_file(self, fd: int, path: str, flags: int, offset: int, status: os.stat_result) -> None:

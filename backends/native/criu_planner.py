@@ -1,0 +1,385 @@
+"""What criu can't capture, found before it starts, and named by process and descriptor.
+
+Most of it criu refuses too, in words that name neither; some it leaves out without a word, such as datagrams that wait
+to be read. It is read from /proc and asked of the kernel, by duplicates of the guest's descriptors that change nothing.
+What is neither here nor in criu's power comes out as criu's own error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import select
+import socket
+import stat
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sandbox_gym.guest import syscalls
+
+from .planner import get_descriptor, tells_of_changes
+
+_MOST_DESCRIPTORS = 20_000  # looking at more would hold up this client's other sandboxes for too long
+_NR_KCMP = {"x86_64": 312, "aarch64": 272}[os.uname().machine]
+_KCMP_VM, _KCMP_FILES, _KCMP_FS = 1, 2, 3
+_NAMESPACES = (
+    "net",
+    "uts",
+    "ipc",
+    "pid",
+    "cgroup",
+    "time",
+)  # criu takes mount namespaces inside the sandbox's
+_OF_A_THREAD = ("mnt", "net", "uts", "ipc", "cgroup")
+_ANONYMOUS = {"inotify", "[eventfd]", "[eventpoll]", "[signalfd]", "[timerfd]", "[pidfd]"}
+_DEVICES = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)} | {os.makedev(5, 0), os.makedev(5, 2)}
+_TERMINALS = range(136, 144)  # major numbers of /dev/pts/*
+_FAMILIES = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET}
+_PROTOCOLS = {0, socket.IPPROTO_TCP, socket.IPPROTO_UDP, 136}  # 136: UDP-Lite
+_SO_PROTOCOL, _SO_DOMAIN, _SO_PASSPIDFD = 38, 39, 76
+_O_DIRECT_PIPE = os.O_DIRECT  # "packet mode", pipe(2)
+_FLAGS = re.compile(rb"^flags:\t(\d+)$", re.MULTILINE)
+_MOUNT = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
+_SEMAPHORE = re.compile(rb"^eventfd-semaphore: 1$", re.MULTILINE)
+_WATCH = re.compile(rb"^inotify wd:\w+ ino:(\w+) sdev:(\w+)", re.MULTILINE)
+_STATUS = re.compile(rb"^(Name|State|PPid|TracerPid|NSpid):\t(.*)$", re.MULTILINE)
+_INODE = re.compile(r"\b(?:0x)?([0-9a-f]{3,})\b")  # as criu's messages have it
+_GROUP = re.compile(r"^(?:\t+|\d+ +\S+ +)([0-9A-Fa-f]{8,32}) ", re.MULTILINE)
+_GROUPS_OF_ALL = {"010000E0", "ff02000000000000" + "1".zfill(16), "ff01000000000000" + "1".zfill(16)}
+_ESTABLISHED, _LISTEN = 1, 10
+_CONNECTED = {
+    1,
+    2,
+    4,
+    5,
+    8,
+    9,
+    11,
+}  # states of TCP (include/net/tcp_states.h) in which two ends know each other
+_INFO_UNACKED = struct.Struct(
+    "24xI"
+)  # struct tcp_info, tcpi_unacked: of a listener, those that wait for accept
+
+
+@dataclass
+class Sight:
+    """`refusal`: what criu can't take, None when nothing was found. `connected`: there are connections of TCP, whose
+    packets must wait while their ends are made anew. `watched`: inodes (device, number) that inotify looks at.
+    `sockets`: who holds the socket of an inode.
+    """
+
+    refusal: str | None = None
+    connected: bool = False
+    watched: set[tuple[int, int]] = field(default_factory=set)
+    sockets: dict[int, str] = field(default_factory=dict)
+
+    def explain(self, reason: str) -> str:
+        """criu's own words, and whose socket they are of."""
+        for number in _INODE.findall(reason):
+            holder = self.sockets.get(int(number, 16))
+            if holder is not None:
+                return f"{reason} ({holder})"
+        return reason
+
+
+@dataclass(frozen=True)
+class _Process:
+    pid: int
+    name: str
+    is_zombie: bool
+    parent: int
+    tracer: int
+    inner: str  # its pid as the sandbox sees it
+
+    def __str__(self) -> str:
+        return f"process {self.inner} ({self.name})"
+
+
+class _Refused(Exception):
+    """Says what."""
+
+
+def look(pid: int, control_inode: int, members: Sequence[int]) -> Sight:
+    """At every process of a sandbox, `pid` being its first: numbers as in this process's pid namespace."""
+    sight = Sight()
+    members = members or [pid]
+    looker = _Looker(pid, control_inode, members, sight)
+    try:
+        for member in members:
+            looker.look_at(member)
+        looker.look_at_ends()
+    except _Refused as refused:
+        sight.refusal = str(refused)
+    return sight
+
+
+class _Looker:
+    def __init__(self, first: int, control_inode: int, members: Sequence[int], sight: Sight) -> None:
+        self._first = first
+        self._members = set(members)
+        # Of all: a program that was run before its process got other mounts lies in those of before.
+        self._mounts = {mount for pid in members for mount in _mount_ids(pid)}
+        self._control = f"socket:[{control_inode}]"
+        self._sight = sight
+        self._descriptors = 0
+        self._ends: dict[
+            tuple[bytes, bytes], tuple[int, str]
+        ] = {}  # of TCP: own and peer's address to state and holder
+
+    def look_at(self, pid: int) -> None:
+        try:
+            process = _process(pid)
+            if process.is_zombie:
+                return
+            self._check(process)
+            self._check_program(process)
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                self._descriptors += 1
+                if self._descriptors > _MOST_DESCRIPTORS:
+                    raise _Refused(f"more than {_MOST_DESCRIPTORS} descriptors are open")
+                try:
+                    self._check_descriptor(process, int(name))
+                except OSError:  # closed meanwhile
+                    continue
+        except (FileNotFoundError, ProcessLookupError):  # it has ended, which harms no dump
+            return
+
+    def look_at_ends(self) -> None:
+        """A connection of which this sandbox has one end only."""
+        for (own, peer), (state, holder) in self._ends.items():
+            if state == _ESTABLISHED and (peer, own) not in self._ends:
+                raise _Refused(f"{holder} is a connection whose other end no process of the sandbox holds")
+
+    # ---- processes ------------------------------------------------------------------------------------------------
+
+    def _check(self, process: _Process) -> None:
+        pid = process.pid
+        if process.tracer:
+            raise _Refused(f"{process} is traced by another (ptrace)")
+        if process.parent in self._members and _shares(pid, process.parent, _KCMP_VM):
+            raise _Refused(f"{process} has its parent's memory (vfork)")
+        for name in _NAMESPACES:
+            ours = _namespace(pid, name)
+            if ours != _namespace(self._first, name):
+                raise _Refused(f"{process} has a namespace of its own ({name})")
+            if name == "pid" and _namespace(pid, "pid_for_children") != ours:
+                raise _Refused(f"{process} starts its children in another pid namespace")
+        for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+            if thread != pid:
+                self._check_thread(process, thread)
+
+    def _check_thread(self, process: _Process, thread: int) -> None:
+        pid = process.pid
+        if not _shares(pid, thread, _KCMP_FILES):
+            raise _Refused(f"{process}: a thread has descriptors of its own (unshare)")
+        if not _shares(pid, thread, _KCMP_FS):
+            raise _Refused(f"{process}: a thread has a working folder of its own (unshare)")
+        for name in _OF_A_THREAD:
+            if _namespace(pid, name, thread) != _namespace(pid, name):
+                raise _Refused(f"{process}: a thread has a namespace of its own ({name})")
+
+    def _check_program(self, process: _Process) -> None:
+        """Of a process that a copy's native code forked: its memory is still of the origin's mounts (guest/rebind)."""
+        try:
+            path = os.readlink(f"/proc/{process.pid}/exe")
+            program = os.open(f"/proc/{process.pid}/exe", os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:  # a zombie
+            return
+        try:
+            with open(f"/proc/self/fdinfo/{program}", "rb") as info:
+                found = _MOUNT.search(info.read())
+        finally:
+            os.close(program)
+        if found and found[1] not in self._mounts and not path.startswith("/memfd:"):
+            raise _Refused(f"{process} runs {path} of the snapshot that the sandbox came from")
+
+    # ---- descriptors ----------------------------------------------------------------------------------------------
+
+    def _check_descriptor(self, process: _Process, fd: int) -> None:
+        target = os.readlink(f"/proc/{process.pid}/fd/{fd}")
+        if target == self._control:
+            return
+        holder = f"{process}: descriptor {fd}"
+        with open(f"/proc/{process.pid}/fdinfo/{fd}", "rb") as file:
+            info = file.read()
+        kind, _, rest = target.partition(":")
+        if target.startswith("/"):
+            self._check_file(process, fd, target, info)
+        elif kind == "socket":
+            self._sight.sockets[int(rest[1:-1])] = holder
+            with _Socket(process.pid, fd) as sock:
+                self._check_socket(sock, holder)
+        elif kind == "pipe" and _flags(info) & _O_DIRECT_PIPE:
+            raise _Refused(f"{holder} is a pipe in packet mode")
+        elif kind == "anon_inode":
+            self._check_anonymous(process.pid, fd, rest, info, holder)
+
+    def _check_file(self, process: _Process, fd: int, target: str, info: bytes) -> None:
+        holder = f"{process}: descriptor {fd}"
+        status = os.stat(f"/proc/{process.pid}/fd/{fd}")
+        mount = _MOUNT.search(info)
+        if stat.S_ISBLK(status.st_mode) or (stat.S_ISCHR(status.st_mode) and not _is_known(status.st_rdev)):
+            number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+            raise _Refused(f"{holder} is a device ({target}, {number})")
+        if stat.S_ISDIR(status.st_mode) and tells_of_changes(process.pid, fd):
+            raise _Refused(f"{holder} is a folder that signals its changes ({target}, F_NOTIFY)")
+        if mount and mount[1] not in self._mounts and not target.startswith("/memfd:"):
+            raise _Refused(f"{holder} is of a file system that is not mounted in the sandbox ({target})")
+
+    def _check_anonymous(self, pid: int, fd: int, kind: str, info: bytes, holder: str) -> None:
+        if kind not in _ANONYMOUS:
+            raise _Refused(f"{holder} is of a kind that criu does not know (anon_inode:{kind})")
+        if _SEMAPHORE.search(info):
+            raise _Refused(f"{holder} is an eventfd that counts as a semaphore")
+        if kind == "inotify":
+            ours = get_descriptor(pid, fd)
+            try:
+                if select.select([ours], [], [], 0)[0]:
+                    raise _Refused(f"{holder} is an inotify with events that wait to be read")
+            finally:
+                os.close(ours)
+            self._sight.watched |= {(int(dev, 16), int(ino, 16)) for ino, dev in _WATCH.findall(info)}
+
+    def _check_socket(self, sock: _Socket, holder: str) -> None:
+        if sock.family not in _FAMILIES:
+            raise _Refused(f"{holder} is a socket that criu does not know ({_family_name(sock.family)})")
+        ready = sock.poll()
+        if ready & select.POLLPRI:
+            raise _Refused(f"{holder} is a socket with urgent data")
+        if sock.family == socket.AF_UNIX:
+            if ready & select.POLLIN and sock.passes_credentials():
+                raise _Refused(f"{holder} is a socket with messages that carry credentials")
+        elif sock.kind == socket.SOCK_STREAM:
+            self._check_stream(sock, holder)
+        elif ready & select.POLLIN and not ready & select.POLLRDHUP:
+            raise _Refused(f"{holder} is a socket with packets that wait to be read")
+        elif sock.family not in (socket.AF_NETLINK, socket.AF_PACKET):
+            if sock.kind != socket.SOCK_RAW:
+                self._check_protocol(sock, holder)
+            if _has_joined_groups(self._first):
+                raise _Refused(f"{holder} may be one that has joined a multicast group")
+
+    def _check_stream(self, sock: _Socket, holder: str) -> None:
+        self._check_protocol(sock, holder)
+        info = sock.tcp_info()
+        if info[0] == _LISTEN and _INFO_UNACKED.unpack_from(info)[0]:
+            raise _Refused(f"{holder} is a socket with connections that wait to be accepted")
+        if info[0] in _CONNECTED:
+            self._sight.connected = True
+            self._ends[sock.addresses()] = info[0], holder
+
+    def _check_protocol(self, sock: _Socket, holder: str) -> None:
+        if sock.protocol not in _PROTOCOLS:
+            raise _Refused(f"{holder} is a socket of a protocol that criu does not know ({sock.protocol})")
+
+
+class _Socket:
+    """A duplicate of a guest's socket, and what can be asked of it without a change."""
+
+    def __init__(self, pid: int, fd: int) -> None:
+        # The family and kind that are given here are not looked at: asking for the true ones might be refused.
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=get_descriptor(pid, fd))
+        self.family = self._option(_SO_DOMAIN)
+        self.kind = self._option(socket.SO_TYPE)
+        self.protocol = self._option(_SO_PROTOCOL)
+
+    def __enter__(self) -> _Socket:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._sock.close()
+
+    def poll(self) -> int:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN | select.POLLPRI | select.POLLRDHUP)
+        return next((events for _, events in poll.poll(0)), 0)
+
+    def passes_credentials(self) -> bool:
+        return any(self._option(option) for option in (socket.SO_PASSCRED, _SO_PASSPIDFD))
+
+    def tcp_info(self) -> bytes:
+        return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+
+    def addresses(self) -> tuple[bytes, bytes]:
+        """Its own and its peer's."""
+        return _address(self._sock, "getsockname"), _address(self._sock, "getpeername")
+
+    def _option(self, option: int) -> int:
+        try:
+            return self._sock.getsockopt(socket.SOL_SOCKET, option)
+        except OSError:  # an option that the kernel, or this family, has not
+            return 0
+
+
+def _address(sock: socket.socket, call: str) -> bytes:
+    """Family, port and address of a socket; IPv4 and the IPv6 addresses that stand for it alike."""
+    block, size = ctypes.create_string_buffer(128), ctypes.c_uint32(128)
+    if getattr(syscalls.libc, call)(sock.fileno(), block, ctypes.byref(size)):
+        raise OSError(ctypes.get_errno(), call)
+    family = struct.unpack_from("H", block.raw)[0]
+    port = block.raw[2:4]
+    address = block.raw[4:8] if family == socket.AF_INET else block.raw[8:24]
+    return port + address.removeprefix(bytes(10) + b"\xff\xff")
+
+
+def _process(pid: int) -> _Process:
+    with open(f"/proc/{pid}/status", "rb") as file:
+        fields = dict(_STATUS.findall(file.read()))
+    return _Process(
+        pid,
+        fields[b"Name"].decode(errors="replace"),
+        fields[b"State"].startswith(b"Z"),
+        int(fields[b"PPid"]),
+        int(fields[b"TracerPid"]),
+        fields[b"NSpid"].split()[-1].decode(),
+    )
+
+
+def _mount_ids(pid: int) -> set[bytes]:
+    try:
+        with open(f"/proc/{pid}/mountinfo", "rb") as mounts:
+            return {mount.split(b" ", 1)[0] for mount in mounts}
+    except OSError:  # it has ended
+        return set()
+
+
+def _namespace(pid: int, name: str, thread: int | None = None) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/task/{thread or pid}/ns/{name}")
+    except FileNotFoundError:  # a kernel without it, one that has no process yet, or a zombie
+        return ""
+
+
+def _shares(one: int, other: int, what: int) -> bool:
+    """kcmp(2): whether two processes or threads have the same of it. False when one is gone."""
+    return bool(syscalls.libc.syscall(_NR_KCMP, one, other, what, 0, 0) == 0)
+
+
+def _flags(info: bytes) -> int:
+    found = _FLAGS.search(info)
+    return int(found[1], 8) if found else 0
+
+
+def _is_known(device: int) -> bool:
+    return device in _DEVICES or os.major(device) in _TERMINALS
+
+
+def _has_joined_groups(pid: int) -> bool:
+    """Whether any socket in the network namespace has joined a multicast group: which, nothing tells."""
+    found: list[str] = []
+    for name in ("igmp", "igmp6"):
+        try:
+            with open(f"/proc/{pid}/net/{name}") as groups:
+                found += _GROUP.findall(groups.read())
+        except FileNotFoundError:  # a kernel without it
+            continue
+    return not set(found) <= _GROUPS_OF_ALL
+
+
+def _family_name(number: int) -> str:
+    try:
+        return socket.AddressFamily(number).name
+    except ValueError:
+        return f"family {number}"
