@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,21 @@ def _parser() -> argparse.ArgumentParser:
     gc = commands.add_parser("gc", help="remove what clients that were killed have left")
     gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     gc.set_defaults(run=_gc)
+
+    template = commands.add_parser("template", help="sandboxes that were set up once, to start from")
+    actions = template.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("list", help="all of them, with their size on disk and when they were used last")
+    build = actions.add_parser("build", help="make a sandbox, set it up, and keep it")
+    build.add_argument("name", metavar="NAME")
+    build.add_argument("--image", metavar="FOLDER", help="a root file system; else this host's Python")
+    build.add_argument(
+        "--setup", action="append", default=[], metavar="LINE", help="for the shell; again for more"
+    )
+    delete = actions.add_parser("delete", help="take one from the disk")
+    delete.add_argument("name", metavar="NAME")
+    prune = actions.add_parser("prune", help="delete those used least lately until the others fit")
+    prune.add_argument("size", metavar="SIZE", help="such as 10Gi")
+    template.set_defaults(run=_template)
 
     demo = commands.add_parser(
         "demo", help="play a game in sandboxes, branch it, search it; ends within two minutes"
@@ -89,6 +105,33 @@ def _gc(options: argparse.Namespace) -> int:
         print(f"{'would remove' if options.dry_run else 'removed'} {path}")
     if not removed:
         print("Nothing to remove.")
+    return 0
+
+
+def _template(options: argparse.Namespace) -> int:
+    from sandbox_gym.errors import SandboxError
+    from sandbox_gym.template import Template
+
+    try:
+        if options.action == "build":
+            Template.build(options.name, options.image, options.setup)
+        elif options.action == "delete":
+            Template.get(options.name).delete()
+        elif options.action == "prune":
+            for name in Template.prune(options.size):
+                print(f"deleted {name}")
+        else:
+            rows = []
+            for kept in Template.list():
+                try:
+                    taken = size(kept.size_bytes)
+                except SandboxError:
+                    taken = "damaged"
+                rows.append((kept.name, taken, f"{span(time.time() - kept.used)} ago"))
+            print(table(("NAME", "SIZE", "USED"), rows, right=(1, 2)) if rows else "No templates are kept.")
+    except (SandboxError, KeyError, ValueError) as error:
+        print(error.args[0] if error.args else error, file=sys.stderr)
+        return 1
     return 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import sandbox_gym
-from sandbox_gym import template
+from sandbox_gym import archive, template
 from sandbox_gym.backends import lookup
 from sandbox_gym.backends.native import criu
 from sandbox_gym.sandbox import Sandbox, Snapshot
@@ -39,6 +39,23 @@ def pristine() -> Iterator[Snapshot]:
 def box(pristine: Snapshot) -> Iterator[Sandbox]:
     with Sandbox.restore(pristine) as sandbox:
         yield sandbox
+
+
+@pytest.fixture(scope="session")
+def saved(pristine: Snapshot, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of several parts."""
+    path = tmp_path_factory.mktemp("saved") / "x.sbx"
+    with Sandbox.restore(pristine) as box:
+        box.shell("echo 1 > one")
+        first = box.snapshot()
+        box.shell("echo 2 > two")
+        snapshot = box.snapshot()
+        snapshot.save(path)
+        snapshot.delete()
+        first.delete()
+    with open(path, "rb") as file:
+        assert len(archive.read(file)[0].parts) >= 3
+    return path
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import os
 import pickle
 import signal
@@ -17,8 +18,9 @@ from typing import Any
 import pytest
 
 import sandbox_gym
+from sandbox_gym import _store, cli
 from sandbox_gym.backends import lookup
-from sandbox_gym.errors import LimitExceeded, SandboxError, SnapshotError
+from sandbox_gym.errors import LimitExceeded, SandboxError, SandboxTimeout, SnapshotError
 from sandbox_gym.sandbox import Sandbox
 from sandbox_gym.template import Template
 
@@ -285,6 +287,24 @@ print(box.read_text("who"), box.shell("stat -c %%s large").stdout)
         assert box.read_text("who").strip() in ("one", "two")
 
 
+def test_a_lock_that_nobody_gives_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = Template.build("x", **_LIMITS)
+    monkeypatch.setattr(_store, "_LOCK_TIMEOUT", 0.1)
+    with open(home / "templates/lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        before = blobs(home)
+        for call in (
+            lambda: Sandbox.create(image=template),
+            lambda: Template.build("y", **_LIMITS),
+            template.delete,
+            lambda: Template.prune(0),
+        ):
+            with pytest.raises(SandboxTimeout, match="lock"):
+                call()
+        assert blobs(home) == before and Template.list() == [template]
+    assert Template.prune(0) == ["x"]
+
+
 def test_built_anew_under_the_feet_of_who_uses_it() -> None:
     template = Template.build("x", setup=["echo old > kept"], **_LIMITS)
     with Sandbox.create(image=template) as old:
@@ -333,6 +353,23 @@ def test_unfinished_files_of_old_are_cleared(home: Path) -> None:
         os.utime(draft, (time.time() - age,) * 2)
     Template.prune("1Gi")
     assert {name for name in blobs(home) if name.startswith(".")} == {".young.part"}
+
+
+def test_the_command_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["template", "list"]) == 0 and capsys.readouterr().out == "No templates are kept.\n"
+    assert cli.main(["template", "build", "some", "--setup", "echo 1 > a", "--setup", "cat a"]) == 0
+    assert cli.main(["template", "list"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NAME", "SIZE", "USED"] and row.split()[0] == "some" and row.endswith("s ago")
+    for wrong in (["delete", "none"], ["build", "no", "--setup", "false"], ["prune", "much"]):
+        assert cli.main(["template", *wrong]) == 1 and len(capsys.readouterr().err) > 10
+    (home / "templates/names/some.json").write_text("{}")
+    assert cli.main(["template", "list"]) == 0 and "damaged" in capsys.readouterr().out
+    assert cli.main(["template", "prune", "0"]) == 1 and "above zero" in capsys.readouterr().err
+    assert cli.main(["template", "build", "some"]) == 0
+    assert cli.main(["template", "prune", "10"]) == 0 and capsys.readouterr().out == "deleted some\n"
+    assert cli.main(["template", "build", "some"]) == 0 and cli.main(["template", "delete", "some"]) == 0
+    assert Template.list() == []
 
 
 def test_progress_is_shown_on_a_terminal_alone(
