@@ -14,7 +14,7 @@ from sandbox_gym.backends import lookup
 from sandbox_gym.errors import BudgetExceeded, SandboxError
 
 _TIMEOUT = 60.0
-_PATIENCE = 0.2  # seconds that the memory of what has just been deleted may take to be free
+_PATIENCE = 0.5  # seconds that the memory of what has just been deleted may take to be free
 _T = TypeVar("_T")
 _lock = threading.Lock()  # one thread at a time makes room
 _evict = False
@@ -52,7 +52,7 @@ def within(backend: Backend, make: Callable[[], _T]) -> _T:
             return make()
         except BudgetExceeded as error:
             if time.monotonic() < deadline:
-                time.sleep(_PATIENCE / 20)
+                time.sleep(_PATIENCE / 50)
                 continue
             if not _evict or "bytes of memory" not in str(error) or not _make_room(backend):
                 raise

@@ -169,8 +169,9 @@ class Maker:
     def _mount(self, family: Family, source: Node | Image | None) -> tuple[Parts, int]:
         userns = source.userns if isinstance(source, Node) else self._userns
         used = source.disk_bytes() if source is not None else 0
-        parts = self.spares.take(family.spec.limits, userns, used)
         below = source.layers if source is not None else ()
+        above = max((layer.top for layer in below), default=0)
+        parts = self.spares.take(family.spec.limits, userns, used, above)
         try:
             lowers = [layer.lower for layer in below if layer.lower is not None]
             root, parts.disk_fd = overlay.mount(parts.layer.upper, parts.layer.work, lowers, family.base)

@@ -22,6 +22,7 @@ from sandbox_gym.api import Limits
 from sandbox_gym.errors import BackendUnavailable, SnapshotError
 from sandbox_gym.guest import syscalls
 
+from . import numbers
 from .overlay import SUBDIR
 from .walking import FOLDER, back, into
 
@@ -52,6 +53,8 @@ class Layer:
         self.upper, self.work, self.frozen = f"{folder}/u", f"{folder}/w", f"{folder}/f"
         self.lower: str | None = None  # once frozen, what to stack above; None where nothing was ever written
         self.used = 0  # bytes that the frozen layer holds
+        self.start = 0  # its inode numbers are above; 0 where they are of a file system of their own
+        self.top = 0  # once frozen, and not empty: above all its inode numbers
         self._drop = drop
         self._holders = 1
 
@@ -69,7 +72,12 @@ class Layer:
             self.lower = self.frozen
             os.mkdir(self.lower)
             os.rename(content, f"{self.lower}/{SUBDIR}")
-        self.used = used_bytes(self.lower) if self.lower is not None else 0
+        if self.lower is not None:
+            self.used = used_bytes(self.lower)
+            self.count_inodes()
+
+    def count_inodes(self) -> None:
+        self.top = numbers.highest(self.folder) if self.start else 0
 
     def hold(self) -> None:
         """One more guest or image stands on it."""
@@ -100,6 +108,7 @@ class BtrfsStore:
         """Makes and mounts the file system on `folder`, in this mount namespace. Raises BackendUnavailable."""
         self._folder = str(folder)
         self._count = 0
+        self._numbers: numbers.Numbers | None = None
         self._uuid = str(uuid.uuid4())
         image = tempfile.NamedTemporaryFile(prefix="sandbox-gym-disk-", dir=_image_folder())
         try:
@@ -124,10 +133,17 @@ class BtrfsStore:
         except OSError as error:
             raise BackendUnavailable(f"this kernel's btrfs has no simple quotas ({error.strerror})") from None
 
-    def make(self, limits: Limits, owner: int) -> Layer:
+    def make(self, limits: Limits, owner: int, above: int = 0) -> Layer:
+        """A layer whose inode numbers are all above the `top` of those that it is to lie on. Raises OSError."""
         name = self._next()
-        fcntl.ioctl(self._root, _SUBVOL_CREATE, bytearray(struct.pack("q4088s", 0, name.encode())))
         layer = Layer(f"{self._folder}/{name}", lambda: self._destroy(name))
+        if above:
+            self._numbers = self._numbers or numbers.Numbers(self._folder, self._make_subvolume)
+            layer.start = self._numbers.reach(above)
+            self._snapshot(self._numbers.fd, name)
+        else:
+            layer.start = numbers.FIRST
+            self._make_subvolume(name)
         layer.make_folders(owner)
         self.limit(layer, limits, 0)
         return layer
@@ -139,15 +155,22 @@ class BtrfsStore:
         name = self._next()
         fd = os.open(layer.folder, os.O_RDONLY)
         try:
-            request = struct.pack("qQQ32x4040s", fd, 0, 0, name.encode())
-            fcntl.ioctl(self._root, _SNAP_CREATE, bytearray(request))
+            self._snapshot(fd, name)
         finally:
             os.close(fd)
         copy = Layer(f"{self._folder}/{name}", lambda: self._destroy(name))
+        copy.start = layer.start
         if layer.lower is not None:
             copy.lower = copy.frozen
         copy.freeze()
         return copy
+
+    def _make_subvolume(self, name: str) -> None:
+        fcntl.ioctl(self._root, _SUBVOL_CREATE, bytearray(struct.pack("q4088s", 0, name.encode())))
+
+    def _snapshot(self, subvolume: int, name: str) -> None:
+        request = struct.pack("qQQ32x4040s", subvolume, 0, 0, name.encode())
+        fcntl.ioctl(self._root, _SNAP_CREATE, bytearray(request))
 
     def _next(self) -> str:
         self._count += 1
@@ -176,7 +199,7 @@ class TmpfsStore:
         """Nothing counts it: each layer is a file system of its own, of memory."""
         return None
 
-    def make(self, limits: Limits, owner: int) -> Layer:
+    def make(self, limits: Limits, owner: int, above: int = 0) -> Layer:
         context = syscalls.fsopen("tmpfs")
         try:
             if limits.disk_bytes is not None:

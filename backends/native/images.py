@@ -7,6 +7,7 @@ disk are of one instant: while the tree stands still, criu waits for the supervi
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -23,6 +24,7 @@ from sandbox_gym.api import Limits
 from sandbox_gym.guest import syscalls
 
 from . import criu, rpc
+from .criu_planner import Sight
 from .disk import Layer, Store, used_bytes
 from .jobs import TIMED_OUT, Jobs
 from .merge import merge
@@ -35,16 +37,20 @@ _ROOT = f"{_RUN}/root"  # where a restored tree's root is mounted, for criu alon
 _CONTROL_FD = 100
 _NO_LIMITS = Limits(None, None, None, None)
 _COMMON: dict[str, rpc.Value] = {
-    "log_level": 1,
+    "log_level": 2,  # warnings: of what it leaves out
     "log_file": "log",
     "notify_scripts": 1,
     "manage_cgroups_mode": 0,  # ignore: a restored tree stays in the group that its criu joined
-    "network_lock": 3,  # skip: nothing but loopback is there to be locked
+    "network_lock": 3,  # none
     "empty_ns": syscalls.CLONE_NEWNET,
     "tcp_established": 1,
     "file_locks": 1,
     "ghost_limit": 1 << 30,  # bytes of a file that is open but deleted
+    "link_remap": 1,  # for one that has another name, or lies below
 }
+# No packet moves between the ends of a connection, of which one is written, or made, before the other: 10 ms.
+_LOCKED: dict[str, rpc.Value] = {"network_lock": 2}
+_LOST = re.compile(r"Warn .*?: (.*(?:queue is dropped|events will be dropped|queue of .* isn't empty).*)")
 
 
 @dataclass(eq=False)
@@ -99,9 +105,15 @@ class Imager:
         self._program = ""
 
     def dump(
-        self, node: Node, image_id: str, timeout: float, done: Callable[[Image | None, str], None]
+        self,
+        node: Node,
+        image_id: str,
+        sight: Sight,
+        timeout: float,
+        done: Callable[[Image | None, str], None],
     ) -> None:
-        """Writes a sandbox, which runs on, as an image. `done` hears the image, or None and the reason.
+        """Writes a sandbox, which runs on, as an image. `done` hears the image, or None and the reason. `sight`: what a
+        look at its processes has shown.
 
         Raises BackendUnavailable, OSError.
         """
@@ -113,6 +125,8 @@ class Imager:
             "pid": node.pid,
             "leave_running": 1,
             "external": [f"unix[{node.control_inode}]", *mounts],
+            "irmap_scan_paths": sight.places,
+            **(_LOCKED if sight.connected else {}),
         }
 
         def stage(script: str, pid: int) -> None:
@@ -141,6 +155,7 @@ class Imager:
             "root": _ROOT,
             "inherit_fd": [rpc.inherit_fd(f"socket:[{image.control_inode}]", _CONTROL_FD)],
             "external": [f"mnt[{key}]:{place}" for key, place, _ in _externals(image.family)],
+            **(_LOCKED if any(image.folder.glob("tcp-stream-*.img")) else {}),
         }
         joins, control_fd = list(parts.group.join_fds), parts.theirs.fileno()
 
@@ -224,6 +239,8 @@ class Imager:
                     end(reason, pid)
                     return True
                 try:
+                    if said["script"] == "post-dump":
+                        _check_losses(place / "log")
                     stage(said["script"], said["pid"])
                 except OSError as error:
                     failure = str(error)
@@ -264,6 +281,7 @@ class Imager:
                 done(f"its layers could not be merged ({code})")
                 return
             merged.used = int(count.read_text())
+            merged.count_inodes()
             layers, image.layers = image.layers, (merged,)
             for layer in layers:
                 layer.release()
@@ -311,6 +329,13 @@ class Imager:
 def _externals(family: Family) -> list[tuple[str, str, str]]:
     """Key, host place and target of each mount that comes from outside."""
     return [(f"m{i}", place, target) for i, (place, target) in enumerate(family.base.attached)]
+
+
+def _check_losses(log: Path) -> None:
+    """Raises OSError for what criu saw, and left out."""
+    lost = _LOST.search(log.read_text(errors="replace"))
+    if lost:
+        raise OSError(errno.EBUSY, f"criu would lose some: {lost[1]}")
 
 
 def _first_error(log: Path) -> str:

@@ -11,7 +11,7 @@ _GRACE = 0.001  # seconds of quiet before idle work: a client that was just answ
 class Loop:
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._handlers: dict[int, Callable[[], object]] = {}
 
     def __len__(self) -> int:
         return len(self._handlers)
@@ -19,7 +19,7 @@ class Loop:
     def __contains__(self, fd: int) -> bool:
         return fd in self._handlers
 
-    def watch(self, fd: int, handler: Callable[[], None]) -> None:
+    def watch(self, fd: int, handler: Callable[[], object]) -> None:
         """Calls `handler` whenever `fd` can be read or has been closed."""
         self._handlers[fd] = handler
         self._poll.register(fd, select.EPOLLIN)

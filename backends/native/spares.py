@@ -52,12 +52,19 @@ class Spares:
         self._count = 0
         self._ready: dict[_Kind, deque[Parts]] = {}
         self._latest: _Kind | None = None
+        self._above = 0
 
-    def take(self, limits: Limits, userns: Userns, used: int) -> Parts:
-        """Parts under these limits, of whose disk `used` bytes are taken by layers below. Raises OSError."""
-        self._latest = limits, userns
+    def take(self, limits: Limits, userns: Userns, used: int, above: int) -> Parts:
+        """Parts under these limits, of whose disk `used` bytes are taken by layers below, whose inode numbers go up to
+        `above`. Raises OSError.
+        """
+        self._latest, self._above = (limits, userns), above
         waiting = self._ready.setdefault(self._latest, deque())
-        parts = waiting.popleft() if waiting else self._make(limits, userns)
+        parts = next((parts for parts in waiting if parts.layer.start >= above), None)
+        if parts is not None:
+            waiting.remove(parts)
+        else:
+            parts = self._make(limits, userns, above)
         if used:
             try:
                 self.store.limit(parts.layer, limits, used)
@@ -71,17 +78,19 @@ class Spares:
         if self._latest is None:
             return False
         waiting = self._ready[self._latest]
-        if len(waiting) >= _KEPT:
+        if sum(parts.layer.start >= self._above for parts in waiting) >= _KEPT:
             return False
-        waiting.append(self._make(*self._latest))
+        if len(waiting) >= 2 * _KEPT:
+            waiting.popleft().discard()
+        waiting.append(self._make(*self._latest, self._above))
         for kind in [key for key in self._ready if key != self._latest]:  # that nobody uses now
             for parts in self._ready.pop(kind):
                 parts.discard()
         return True
 
-    def _make(self, limits: Limits, userns: Userns) -> Parts:
+    def _make(self, limits: Limits, userns: Userns, above: int) -> Parts:
         self._count += 1
-        layer = self.store.make(limits, self._owner)
+        layer = self.store.make(limits, self._owner, above)
         group = None
         try:
             group = self.groups.make(f"{self._count}", limits)

@@ -304,3 +304,20 @@ def test_random_state_same_diverging_or_by_number(box: Sandbox) -> None:
     assert box.run_code(draw).value == same[0]
     with pytest.raises(ValueError, match="diverge"):
         draws("other")
+
+
+def test_files_of_different_moments_are_different_files(box: Sandbox) -> None:
+    """Each layer of the disk counts its inodes anew, unless told otherwise: cp(1) would take two files for one."""
+    names = [f"file{i}" for i in range(6)]
+    for name in names:
+        box.shell(f"echo {name} > {name}; for i in $(seq 80); do echo > more-{name}-$i; done")
+        box.checkpoint()
+    copies = [box, *box.fork(2)]
+    for copy in copies:
+        copy.shell("echo new > new")
+        found = copy.shell("stat -c '%d %i' *; mv file0 file1; cp file2 file3; cat file1 file3")
+        *numbers, moved, copied = found.stdout.splitlines()
+        assert len(numbers) == len(set(numbers)) == 6 + 480 + 1
+        assert (moved, copied) == ("file0", "file2") and not found.stderr
+    for copy in copies[1:]:
+        copy.terminate()
