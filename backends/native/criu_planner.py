@@ -43,7 +43,20 @@ _O_DIRECT_PIPE = os.O_DIRECT  # "packet mode", pipe(2)
 _FLAGS = re.compile(rb"^flags:\t(\d+)$", re.MULTILINE)
 _MOUNT = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
 _SEMAPHORE = re.compile(rb"^eventfd-semaphore: 1$", re.MULTILINE)
-_WATCH = re.compile(rb"^inotify wd:\w+ ino:(\w+) sdev:(\w+)", re.MULTILINE)
+# Of the root folder: too much to search while the sandbox stands still, or nothing that is watched.
+_NOT_SEARCHED = {
+    "usr",
+    "bin",
+    "sbin",
+    "lib",
+    "lib32",
+    "lib64",
+    "libx32",
+    "proc",
+    "sys",
+    "dev",
+    ".sandbox-gym",
+}
 _STATUS = re.compile(rb"^(Name|State|PPid|TracerPid|NSpid):\t(.*)$", re.MULTILINE)
 _INODE = re.compile(r"\b(?:0x)?([0-9a-f]{3,})\b")  # as criu's messages have it
 _GROUP = re.compile(r"^(?:\t+|\d+ +\S+ +)([0-9A-Fa-f]{8,32}) ", re.MULTILINE)
@@ -66,17 +79,20 @@ _INFO_UNACKED = struct.Struct(
 @dataclass
 class Sight:
     """`refusal`: what criu can't take, None when nothing was found. `connected`: there are connections of TCP, whose
-    packets must wait while their ends are made anew. `watched`: inodes (device, number) that inotify looks at.
-    `sockets`: who holds the socket of an inode.
+    packets must wait while their ends are made anew. `watchers`: who watches files by inotify. `places`: where criu is
+    to look for these files. `sockets`: who holds the socket of an inode.
     """
 
     refusal: str | None = None
     connected: bool = False
-    watched: set[tuple[int, int]] = field(default_factory=set)
+    watchers: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
     sockets: dict[int, str] = field(default_factory=dict)
 
     def explain(self, reason: str) -> str:
-        """criu's own words, and whose socket they are of."""
+        """criu's own words, and whose descriptor they are of."""
+        if "dump that handle" in reason:
+            return f"criu finds no file for what is watched by {', '.join(self.watchers)}"
         for number in _INODE.findall(reason):
             holder = self.sockets.get(int(number, 16))
             if holder is not None:
@@ -110,6 +126,10 @@ def look(pid: int, control_inode: int, members: Sequence[int]) -> Sight:
         for member in members:
             looker.look_at(member)
         looker.look_at_ends()
+        if sight.watchers:
+            sight.places = [
+                f"/{name}" for name in os.listdir(f"/proc/{pid}/root") if name not in _NOT_SEARCHED
+            ]
     except _Refused as refused:
         sight.refusal = str(refused)
     return sight
@@ -240,7 +260,8 @@ class _Looker:
                     raise _Refused(f"{holder} is an inotify with events that wait to be read")
             finally:
                 os.close(ours)
-            self._sight.watched |= {(int(dev, 16), int(ino, 16)) for ino, dev in _WATCH.findall(info)}
+            if b"inotify wd:" in info:
+                self._sight.watchers.append(holder)
 
     def _check_socket(self, sock: _Socket, holder: str) -> None:
         if sock.family not in _FAMILIES:

@@ -28,6 +28,7 @@ _OPTIONS = {
     "inherit_fd": 27,
     "manage_cgroups_mode": 34,
     "ghost_limit": 35,
+    "irmap_scan_paths": 36,
     "external": 37,
     "empty_ns": 38,
     "lazy_pages": 48,

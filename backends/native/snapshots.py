@@ -114,7 +114,7 @@ class Snapshots:
             sight = criu_planner.look(node.pid, node.control_inode, node.group.members())
             if sight.refusal is not None:
                 raise SnapshotError(f"{nobody} {sight.refusal}")
-            self._imager.dump(node, secrets.token_hex(6), timeout, dumped)
+            self._imager.dump(node, secrets.token_hex(6), sight, timeout, dumped)
         except BackendUnavailable as error:
             raise SnapshotError(f"{nobody} {error}") from None
 
