@@ -307,12 +307,20 @@ class Archiving(Protocol):
     def spec_of(self, state: Mapping[str, Any]) -> SandboxSpec:
         """Of the sandbox whose snapshot has that state."""
 
-    def pack(self, snapshot_id: str, part: int, write: Callable[[bytes], object], *, timeout: float) -> None:
-        """Gives `write` the bytes of a part, which are always the same. Raises SnapshotError, and what `write` does."""
+    def pack(self, snapshot_id: str, part: int, write: Callable[[bytes], object], *, timeout: float) -> int:
+        """Gives `write` the bytes of a part, which are always the same. Returns how many files are in it. Raises
+        SnapshotError, and what `write` does.
+        """
 
     def unpack(
-        self, spec: SandboxSpec, state: Mapping[str, Any], blocks: Iterable[bytes], *, timeout: float
+        self,
+        spec: SandboxSpec,
+        state: Mapping[str, Any],
+        files: Sequence[int],
+        blocks: Iterable[bytes],
+        *,
+        timeout: float,
     ) -> Taken:
-        """Makes a snapshot of all parts, one after the other, for sandboxes of that spec. All or nothing. Raises
-        SnapshotError, and what `blocks` does.
+        """Makes a snapshot of all parts, one after the other, for sandboxes of that spec. All or nothing. `files`: how
+        many are in each part. Raises SnapshotError, and what `blocks` does.
         """

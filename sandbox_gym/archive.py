@@ -52,11 +52,12 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True)
 class Part:
-    """A blob: the hash and length of what is stored, and the length of what that decompresses to."""
+    """A blob: hash and length of what is stored, the length of what that decompresses to, and the files it holds."""
 
     sha256: str
     stored_bytes: int
     bytes: int
+    files: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Manifest:
         state, facts, label, created = (fields[name] for name in ("state", "facts", "label", "created"))
         parts = tuple(Part(**part) for part in fields["parts"])
         for part in parts:
-            sizes = part.stored_bytes, part.bytes
+            sizes = part.stored_bytes, part.bytes, part.files
             if not re.fullmatch("[0-9a-f]{64}", part.sha256) or any(
                 type(s) is not int or s < 0 for s in sizes
             ):
@@ -236,9 +237,9 @@ def _write_part(backend: Archiving, image_id: str, number: int, target: BinaryIO
         size += len(block)
         store(compressor.compress(block))
 
-    backend.pack(image_id, number, write, timeout=max(0.0, timeout))
+    files = backend.pack(image_id, number, write, timeout=max(0.0, timeout))
     store(compressor.flush())
-    return Part(digest.hexdigest(), stored, size)
+    return Part(digest.hexdigest(), stored, size, files)
 
 
 def restore_parts(
@@ -263,7 +264,8 @@ def restore_parts(
     for blob in blobs:
         blob.check()
     blocks = chain.from_iterable(blob.blocks() for blob in blobs)
-    taken = archive.unpack(spec, manifest.state, blocks, timeout=timeout)
+    files = [part.files for part in manifest.parts]
+    taken = archive.unpack(spec, manifest.state, files, blocks, timeout=timeout)
     return Snapshot(backend, taken, spec, None, manifest.label)
 
 

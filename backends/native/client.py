@@ -204,14 +204,21 @@ class NativeBackend:
     def describe(self, snapshot_id: str) -> dict[str, Any]:
         return self._ask({"op": "describe", "snapshot": snapshot_id}, 30.0)[0]
 
-    def pack(self, snapshot_id: str, part: int, write: Callable[[bytes], object], *, timeout: float) -> None:
+    def pack(self, snapshot_id: str, part: int, write: Callable[[bytes], object], *, timeout: float) -> int:
         request = {"op": "pack", "snapshot": snapshot_id, "part": part, "timeout": timeout}
-        self._carry(lambda sock: exchange.pull(sock, request, write, timeout), timeout)
+        return int(self._carry(lambda sock: exchange.pull(sock, request, write, timeout), timeout)["files"])
 
     def unpack(
-        self, spec: SandboxSpec, state: Mapping[str, Any], blocks: Iterable[bytes], *, timeout: float
+        self,
+        spec: SandboxSpec,
+        state: Mapping[str, Any],
+        files: Sequence[int],
+        blocks: Iterable[bytes],
+        *,
+        timeout: float,
     ) -> Taken:
         request = {**state, "op": "unpack", "spec": protocol.spec_to_json(spec), "timeout": timeout}
+        request["files"] = list(files)
         request["budgeted"] = True
         reply = self._carry(lambda sock: exchange.push(sock, request, blocks, timeout), timeout)
         return Taken(reply["id"], reply["engine"], reply["why"], reply["depth_left"])

@@ -14,6 +14,7 @@ from . import protocol
 
 SEAL = b"sealed"  # follows the last block: its sender has found all of it good
 _BLOCK = 1 << 20
+_MARGIN = 5.0  # seconds: the supervisor keeps the deadline, and its reply says so
 
 
 class CallerFailed(Exception):
@@ -37,7 +38,7 @@ def pull(
             protocol.send(sock, request, [theirs])
         finally:
             os.close(theirs)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout + _MARGIN
         while True:
             _wait(ours, select.POLLIN, deadline)
             block = os.read(ours, _BLOCK)
@@ -66,7 +67,7 @@ def push(
         finally:
             os.close(theirs)
         os.set_blocking(ours, False)
-        failure = _put(ours, blocks, time.monotonic() + timeout)
+        failure = _put(ours, blocks, time.monotonic() + timeout + _MARGIN)
     finally:
         os.close(ours)
     reply = protocol.receive(sock)[0]

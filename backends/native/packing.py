@@ -40,13 +40,19 @@ _DEVICES |= {os.makedev(5, minor) for minor in (0, 1, 2)}
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
-def pack(folder: str, target: BinaryIO) -> None:
-    """Writes what is in `folder`, which nobody may change meanwhile. Raises OSError, and ValueError for a device."""
-    _Packer(folder, target).run()
+def pack(folder: str, target: BinaryIO) -> int:
+    """Writes what is in `folder`, which nobody may change meanwhile. Returns how many files and folders that is.
+
+    Raises: OSError; ValueError for a device.
+    """
+    packer = _Packer(folder, target)
+    packer.run()
+    return packer.count
 
 
 class _Packer:
     def __init__(self, folder: str, target: BinaryIO) -> None:
+        self.count = 0
         self._target = target
         self._numbers: dict[int, int] = {}  # of files with several names, by their inodes
         self._here = os.open(folder, FOLDER)
@@ -142,6 +148,7 @@ class _Packer:
             raise ValueError(f"a file with {len(block)} bytes of attributes")
         self._target.write(_LENGTH.pack(len(block)))
         self._target.write(block)
+        self.count += record["kind"] not in ("end", "again")
 
 
 def _record(

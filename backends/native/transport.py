@@ -29,6 +29,8 @@ Reply = Callable[..., bool]
 _NO_LIMITS = Limits(None, None, None, None)
 _BLOCK = 1 << 20
 _MOST_LAYERS = 400  # overlayfs stacks 500
+_MOST_FILES = 50_000_000  # to count as many inodes takes minutes
+_OWN_FILES = 32  # that a layer has beside what it shows, and more
 _MOST_WORDS = 4000  # bytes of what a job says of its failure
 
 
@@ -58,14 +60,17 @@ class Transport:
         image = self._image(request["snapshot"])
         place, target = _parts(image)[request["part"]], request["fds"][0]
 
-        def body() -> None:
+        def body() -> str:
             with open(target, "wb", buffering=_BLOCK) as stream:
-                pack(place, stream)
+                return str(pack(place, stream))
 
         def ended(code: int, words: str) -> None:
             image.restoring -= 1
             self._guests.drop_image(image)
-            reply(_failed(f"snapshot {image.id} could not be packed: {words}") if words else {})
+            if code:
+                reply(_failed(f"snapshot {image.id} could not be packed: {words}"))
+            else:
+                reply({"files": int(words)})
 
         self._start(body, request["timeout"], ended)
         image.restoring += 1  # it must stay until then
@@ -106,6 +111,7 @@ class Transport:
                 return
             for layer, used in zip(image.layers, json.loads(words)):
                 layer.used = used
+                layer.count_inodes()
             self._guests.snapshots[image.id] = image
             found = {"id": image.id, "engine": "criu", "why": "it was loaded", "depth_left": MAX_DEPTH}
             if not reply(found):
@@ -119,18 +125,22 @@ class Transport:
 
     def _empty(self, family: Family, request: dict[str, Any]) -> Image:
         """An image with nothing in it yet. Raises OSError."""
-        count = request["parts"] - 1
-        if not 0 <= count <= _MOST_LAYERS:
-            raise SnapshotError(f"it has {count} layers, and at most {_MOST_LAYERS} can be stacked")
+        files = request["files"][1:]
+        if len(files) > _MOST_LAYERS or sum(files) > _MOST_FILES:
+            raise SnapshotError(
+                f"it has {len(files)} layers with {sum(files)} files; at most {_MOST_LAYERS} with {_MOST_FILES} can be"
+            )
         self._count += 1
         folder = self._folder / f"loaded-{self._count}"
         folder.mkdir()
         inode, memory = int(request["control_inode"]), int(request["memory_bytes"])
         image = Image(secrets.token_hex(6), family, (), folder, inode, memory)
         try:
-            for _ in range(count):
-                layer = self._store.make(_NO_LIMITS, 0)
-                image.layers = (*image.layers, layer)
+            above = 0
+            for count in reversed(files):  # the oldest first: their inode numbers rise
+                layer = self._store.make(_NO_LIMITS, 0, above)
+                image.layers = (layer, *image.layers)
+                above = layer.start + count + _OWN_FILES
                 layer.lower = layer.frozen
                 os.mkdir(layer.lower)
         except BaseException:
@@ -138,15 +148,13 @@ class Transport:
             raise
         return image
 
-    def _start(
-        self, body: Callable[[], str | None], timeout: float, done: Callable[[int, str], None]
-    ) -> None:
+    def _start(self, body: Callable[[], str], timeout: float, done: Callable[[int, str], None]) -> None:
         """A job. `done` hears its exit code, and what `body` returned, or why it failed."""
         words = os.memfd_create("words")
 
         def run() -> None:
             try:
-                said = body() or ""
+                said = body()
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"[:_MOST_WORDS]
                 os.write(words, said.encode(errors="replace"))

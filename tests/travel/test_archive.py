@@ -80,6 +80,17 @@ print(first, box.run_code("time.sleep(0.1); ticks").value, box.run_code("fetch()
     assert page == "b'served'"
 
 
+def test_files_of_different_layers_never_look_like_one(saved: Path) -> None:
+    """Each layer comes into a file system that counts its inodes from the same number on."""
+    snapshot = Snapshot.load(saved)
+    with Sandbox.restore(snapshot) as box:
+        box.shell("echo 3 > three; mkdir four; touch four/five")
+        numbers = box.shell("stat -c %i one two three four four/five").stdout.split()
+        assert len(set(numbers)) == 5, numbers
+        assert box.shell("mv one moved && cp two moved && cat moved").stdout == "2\n"
+    snapshot.delete()
+
+
 def test_a_loaded_snapshot_is_saved_again(saved: Path, tmp_path: Path) -> None:
     first = Snapshot.load(saved)
     first.save(tmp_path / "again.sbx")

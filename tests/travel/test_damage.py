@@ -107,6 +107,7 @@ _WRONG_FIELDS = {
     "a huge part": (_set("parts", 0, "stored_bytes", value=1 << 60), "not as long"),
     "a negative part": (_set("parts", 0, "stored_bytes", value=-1), "manifest"),
     "a size that is none": (_set("parts", 0, "bytes", value=1.5), "manifest"),
+    "too many files": (_set("parts", 1, "files", value=1 << 60), "files"),
     "another number of parts": (_set("state", "parts", value=1), "manifest"),
     "a spec of none": (_set("state", "spec", value=[]), "known"),
     "a spec with more to it": (_set("state", "spec", "more", value=1), "known"),
@@ -145,7 +146,7 @@ def test_parts_that_are_not_what_the_manifest_says(saved: Path, tmp_path: Path, 
         (_zstd(b"\0" * 5000), "unpacked"),
         (_zstd(b"\xff" * 5000), "unpacked"),
     ):
-        forged = Part(hashlib.sha256(content).hexdigest(), len(content), 5000 if b"data" in content else 0)
+        forged = Part(hashlib.sha256(content).hexdigest(), len(content), 5000 if b"data" in content else 0, 9)
         if not forged.bytes:
             forged = dataclasses.replace(forged, bytes=len(zstandard.ZstdDecompressor().decompress(content)))
 
