@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 from sandbox_gym.guest import syscalls
 
+from . import watches
+from .node import Node
 from .planner import get_descriptor, tells_of_changes
 
 _MOST_DESCRIPTORS = 20_000  # looking at more would hold up this client's other sandboxes for too long
@@ -43,20 +45,6 @@ _O_DIRECT_PIPE = os.O_DIRECT  # "packet mode", pipe(2)
 _FLAGS = re.compile(rb"^flags:\t(\d+)$", re.MULTILINE)
 _MOUNT = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
 _SEMAPHORE = re.compile(rb"^eventfd-semaphore: 1$", re.MULTILINE)
-# Of the root folder: too much to search while the sandbox stands still, or nothing that is watched.
-_NOT_SEARCHED = {
-    "usr",
-    "bin",
-    "sbin",
-    "lib",
-    "lib32",
-    "lib64",
-    "libx32",
-    "proc",
-    "sys",
-    "dev",
-    ".sandbox-gym",
-}
 _STATUS = re.compile(rb"^(Name|State|PPid|TracerPid|NSpid):\t(.*)$", re.MULTILINE)
 _INODE = re.compile(r"\b(?:0x)?([0-9a-f]{3,})\b")  # as criu's messages have it
 _GROUP = re.compile(r"^(?:\t+|\d+ +\S+ +)([0-9A-Fa-f]{8,32}) ", re.MULTILINE)
@@ -79,20 +67,17 @@ _INFO_UNACKED = struct.Struct(
 @dataclass
 class Sight:
     """`refusal`: what criu can't take, None when nothing was found. `connected`: there are connections of TCP, whose
-    packets must wait while their ends are made anew. `watchers`: who watches files by inotify. `places`: where criu is
-    to look for these files. `sockets`: who holds the socket of an inode.
+    packets must wait while their ends are made anew. `watched`: folders that inotify looks at. `sockets`: who holds the
+    socket of an inode.
     """
 
     refusal: str | None = None
     connected: bool = False
-    watchers: list[str] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    watched: list[watches.Watched] = field(default_factory=list)
     sockets: dict[int, str] = field(default_factory=dict)
 
     def explain(self, reason: str) -> str:
         """criu's own words, and whose descriptor they are of."""
-        if "dump that handle" in reason:
-            return f"criu finds no file for what is watched by {', '.join(self.watchers)}"
         for number in _INODE.findall(reason):
             holder = self.sockets.get(int(number, 16))
             if holder is not None:
@@ -117,31 +102,28 @@ class _Refused(Exception):
     """Says what."""
 
 
-def look(pid: int, control_inode: int, members: Sequence[int]) -> Sight:
-    """At every process of a sandbox, `pid` being its first: numbers as in this process's pid namespace."""
+def look(node: Node, members: Sequence[int]) -> Sight:
+    """At every process of a sandbox. `members`: of its control group."""
     sight = Sight()
-    members = members or [pid]
-    looker = _Looker(pid, control_inode, members, sight)
+    members = members or [node.pid]
+    looker = _Looker(node, members, sight)
     try:
         for member in members:
             looker.look_at(member)
         looker.look_at_ends()
-        if sight.watchers:
-            sight.places = [
-                f"/{name}" for name in os.listdir(f"/proc/{pid}/root") if name not in _NOT_SEARCHED
-            ]
     except _Refused as refused:
         sight.refusal = str(refused)
     return sight
 
 
 class _Looker:
-    def __init__(self, first: int, control_inode: int, members: Sequence[int], sight: Sight) -> None:
-        self._first = first
+    def __init__(self, node: Node, members: Sequence[int], sight: Sight) -> None:
+        self._node = node
+        self._first = node.pid
         self._members = set(members)
         # Of all: a program that was run before its process got other mounts lies in those of before.
         self._mounts = {mount for pid in members for mount in _mount_ids(pid)}
-        self._control = f"socket:[{control_inode}]"
+        self._control = f"socket:[{node.control_inode}]"
         self._sight = sight
         self._descriptors = 0
         self._ends: dict[
@@ -260,8 +242,10 @@ class _Looker:
                     raise _Refused(f"{holder} is an inotify with events that wait to be read")
             finally:
                 os.close(ours)
-            if b"inotify wd:" in info:
-                self._sight.watchers.append(holder)
+            try:
+                self._sight.watched += watches.find(self._node, info)
+            except watches.UnknownWatchError as unknown:
+                raise _Refused(f"{holder} is an inotify that watches {unknown}") from None
 
     def _check_socket(self, sock: _Socket, holder: str) -> None:
         if sock.family not in _FAMILIES:

@@ -23,7 +23,7 @@ from typing import Any
 from sandbox_gym.api import Limits
 from sandbox_gym.guest import syscalls
 
-from . import criu, rpc
+from . import criu, rpc, watches
 from .criu_planner import Sight
 from .disk import Layer, Store, used_bytes
 from .jobs import TIMED_OUT, Jobs
@@ -125,12 +125,12 @@ class Imager:
             "pid": node.pid,
             "leave_running": 1,
             "external": [f"unix[{node.control_inode}]", *mounts],
-            "irmap_scan_paths": sight.places,
             **(_LOCKED if sight.connected else {}),
         }
 
-        def stage(script: str, pid: int) -> None:
+        def stage(script: str, pid: int, log: Path) -> None:
             if script == "post-dump":  # the tree still stands still
+                _check_losses(log)
                 image.layers = (self._store.clone(node.layer), *node.below)
                 for layer in node.below:
                     layer.hold()
@@ -143,7 +143,11 @@ class Imager:
             image.memory_bytes = sum(file.stat().st_size for file in folder.glob("pages-*.img"))
             done(image, "")
 
-        self._run(rpc.DUMP, folder, options, timeout, stage, ended, lambda: None)
+        def begin() -> None:
+            if sight.watched:
+                Path(watches.NAME).write_bytes(watches.image(sight.watched))
+
+        self._run(rpc.DUMP, folder, options, timeout, stage, ended, begin)
 
     def restore(
         self, image: Image, parts: Parts, root: int, timeout: float, done: Callable[[int, str], None]
@@ -167,7 +171,7 @@ class Imager:
             os.dup2(control_fd, _CONTROL_FD)  # last: any of the others may have had that number
             os.set_inheritable(_CONTROL_FD, True)
 
-        def stage(script: str, pid: int) -> None:
+        def stage(script: str, pid: int, log: Path) -> None:
             if script == "setup-namespaces":  # before sockets are made: connections on loopback need it
                 bring_loopback_up(pid)
 
@@ -184,12 +188,12 @@ class Imager:
         folder: Path,
         options: dict[str, rpc.Value],
         timeout: float,
-        stage: Callable[[str, int], None],
+        stage: Callable[[str, int, Path], None],
         done: Callable[[str, int], None],
         begin: Callable[[], None],
     ) -> None:
-        """A run of criu. `stage` acts at each of its stages, while it waits, with the tree's first pid. `begin`: what
-        its process does before it becomes criu.
+        """A run of criu. `stage` acts at each of its stages, while it waits, with the tree's first pid and criu's log.
+        `begin`: what its process does before it becomes criu, in criu's working folder.
         """
         self._prepare()
         self._count += 1
@@ -207,6 +211,7 @@ class Imager:
             os.dup2(log, 2)  # what goes wrong before there is a criu
             self._enter()
             socket_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD, _CONTROL_FD + 1)  # out of the way of `begin`
+            os.chdir(place)
             begin()
             os.execve(self._program, [self._program, "swrk", str(socket_fd)], {"PATH": os.defpath})
 
@@ -239,9 +244,7 @@ class Imager:
                     end(reason, pid)
                     return True
                 try:
-                    if said["script"] == "post-dump":
-                        _check_losses(place / "log")
-                    stage(said["script"], said["pid"])
+                    stage(said["script"], said["pid"], place / "log")
                 except OSError as error:
                     failure = str(error)
                 ours.send(rpc.notified(success=not failure))

@@ -28,7 +28,6 @@ _OPTIONS = {
     "inherit_fd": 27,
     "manage_cgroups_mode": 34,
     "ghost_limit": 35,
-    "irmap_scan_paths": 36,
     "external": 37,
     "empty_ns": 38,
     "lazy_pages": 48,
@@ -46,6 +45,11 @@ def request(kind: int, options: Mapping[str, Value]) -> bytes:
 
 def inherit_fd(key: str, fd: int) -> bytes:
     return _field(1, key) + _field(2, fd)
+
+
+def message(fields: Mapping[int, Value]) -> bytes:
+    """Any message, by field numbers."""
+    return b"".join(_field(number, value) for number, value in fields.items())
 
 
 def notified(*, success: bool) -> bytes:
