@@ -196,19 +196,19 @@ class Imager:
         `begin`: what its process does before it becomes criu, in criu's working folder.
         """
         self._prepare()
-        self._count += 1
-        work = f"w{self._count}"
-        os.mkdir(work, dir_fd=self._run_fd)
+        work = self._make_work()
         # criu opens them by these numbers, as this process's.
         fds = [os.open(folder, os.O_RDONLY), os.open(work, os.O_RDONLY, dir_fd=self._run_fd)]
         place = Path(f"/proc/self/fd/{fds[1]}")
+        log = place / "log"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         failure = ""
         open_ = True
 
         def body() -> None:
-            log = os.open(place / "log", os.O_WRONLY | os.O_CREAT, 0o600)
-            os.dup2(log, 2)  # what goes wrong before there is a criu
+            os.dup2(
+                os.open(log, os.O_WRONLY | os.O_CREAT, 0o600), 2
+            )  # what goes wrong before there is a criu
             self._enter()
             socket_fd = fcntl.fcntl(theirs, fcntl.F_DUPFD, _CONTROL_FD + 1)  # out of the way of `begin`
             os.chdir(place)
@@ -233,18 +233,13 @@ class Imager:
             try:
                 said = rpc.receive(ours)
                 if said["kind"] != rpc.NOTIFY:
-                    reason = (
-                        "" if said["success"] else failure or f"criu failed: {_first_error(place / 'log')}"
-                    )
                     pid = said.get("pid", 0)
-                    if (
-                        kind == rpc.RESTORE and pid <= 0 and not reason
-                    ):  # so it goes when the tree ends at once
-                        reason = f"criu failed: {_first_error(place / 'log')}"
-                    end(reason, pid)
+                    # A tree that ends at once is a success to criu, without a pid.
+                    good = said["success"] and (kind == rpc.DUMP or pid > 0)
+                    end("" if good else failure or f"criu failed: {_first_error(log)}", pid)
                     return True
                 try:
-                    stage(said["script"], said["pid"], place / "log")
+                    stage(said["script"], said["pid"], log)
                 except OSError as error:
                     failure = str(error)
                 ours.send(rpc.notified(success=not failure))
@@ -257,14 +252,13 @@ class Imager:
             # What it said last may not have been read yet.
             while open_ and code != TIMED_OUT and select.select([ours], [], [], 0)[0] and spoken():
                 pass
-            late = f"criu did not end within {timeout:g} s"
-            end(late if code == TIMED_OUT else f"criu ended with {code}: {_first_error(place / 'log')}", 0)
+            how = f"did not end within {timeout:g} s" if code == TIMED_OUT else f"ended with {code}"
+            end(f"criu {how}: {_first_error(log)}", 0)
 
         self._jobs.start(body, timeout, ended)
         theirs.close()
         self._jobs.loop.watch(ours.fileno(), spoken)
-        folders = {"images_dir_fd": fds[0], "work_dir_fd": fds[1]}
-        ours.send(rpc.request(kind, {**_COMMON, **options, **folders}))
+        ours.send(rpc.request(kind, {**_COMMON, **options, "images_dir_fd": fds[0], "work_dir_fd": fds[1]}))
 
     def flatten(self, image: Image, timeout: float, done: Callable[[str], None]) -> None:
         """Merges its layers into one; `done` hears "", or why that failed. Raises OSError."""
@@ -291,6 +285,12 @@ class Imager:
             done("")
 
         self._jobs.start(body, timeout, ended)
+
+    def _make_work(self) -> str:
+        """A folder for one run's log, on the tmpfs."""
+        self._count += 1
+        os.mkdir(f"w{self._count}", dir_fd=self._run_fd)
+        return f"w{self._count}"
 
     def _make_folder(self) -> Path:
         self._count += 1
