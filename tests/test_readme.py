@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -29,11 +30,16 @@ COMMANDS = [
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[-1])
 def test_python(code: str, tmp_path: Path) -> None:
-    """Each block runs by itself, and prints what the comments beside its prints say."""
+    """Each block runs by itself, and prints what the comments beside its prints say. Templates go to a folder apart."""
     expected = re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert len(expected) == code.count("print(") > 0
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "SANDBOX_GYM_HOME": str(tmp_path)},
     )
     assert result.returncode == 0, result.stderr
     assert [line for line in result.stdout.splitlines() if line] == expected
