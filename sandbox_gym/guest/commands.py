@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import selectors
+import select
 import signal
 import subprocess
 import time
@@ -13,7 +13,6 @@ from typing import Any
 from . import pipes
 
 MAX_OUTPUT = 1 << 20  # bytes kept of each stream
-_CHUNK = 1 << 16
 
 _adopted: set[int] = set()  # what commands have left: process 1's to reap, and nobody else's to wait for
 before_reaping: list[Callable[[], None]] = []
@@ -40,19 +39,20 @@ def run(
         return result(code, [Stream(), Stream(text)], False, started)
     kill_first(process.pid)
     streams = [Stream(), Stream()]
-    timed_out = not _pump(process, streams, stdin, started + timeout)
-    if timed_out:
-        kill_started(before)
-        process.wait()
+    outputs = []
+    for end, stream in zip((process.stdout, process.stderr), streams):
+        assert end is not None
+        outputs.append(pipes.watch(os.dup(end.fileno()), stream.take))
+        end.close()
+    with pipes.waiting() as turn:
+        timed_out = not _ends(process, stdin, time.monotonic() + timeout, turn)
+        if timed_out:
+            kill_started(before)
+            process.wait()
+        turn(0.0, {})  # what it has printed is in the pipes by now
+        for pipe in outputs:
+            pipe.leave()
     adopt(pids() - before)
-    for pipe, stream in zip((process.stdout, process.stderr), streams):
-        assert pipe is not None
-        fd = os.dup(pipe.fileno())
-        pipe.close()
-        if stream.drain(fd) or timed_out:
-            os.close(fd)
-        else:
-            pipes.watch(fd, pipes.discard)
     reap_orphans()
     return result(exit_code(process.returncode), streams, timed_out, started)
 
@@ -100,61 +100,35 @@ class Stream:
         self.kept += block[:room]
         self.cut += max(0, len(block) - room)
 
-    def drain(self, fd: int) -> bool:
-        """Takes what is there now. True at the end of the stream, False when a writer is left."""
-        os.set_blocking(fd, False)
-        for _ in range(64):  # bounded: something in the background may write faster than this reads
-            try:
-                block = os.read(fd, _CHUNK)
-            except BlockingIOError:
-                return False
-            if not block:
+
+def _ends(process: subprocess.Popen[bytes], stdin: bytes, deadline: float, turn: pipes.Turn) -> bool:
+    """Feeds it until it ends itself, whatever its children do. False when time ran out."""
+    watch, waiting = os.pidfd_open(process.pid), memoryview(stdin)
+    others = {watch: select.POLLIN}
+    if process.stdin is not None:
+        os.set_blocking(process.stdin.fileno(), False)
+        others[process.stdin.fileno()] = select.POLLOUT
+    try:
+        while time.monotonic() < deadline:
+            ready = turn(deadline, others)
+            if watch in ready:
+                process.wait()
                 return True
-            self.take(block)
-        return False
-
-
-def _pump(process: subprocess.Popen[bytes], streams: list[Stream], stdin: bytes, deadline: float) -> bool:
-    """Feeds and drains until the process itself ends, whatever its children do. False when time ran out."""
-    pidfd = os.pidfd_open(process.pid)
-    waiting = memoryview(stdin)
-    with selectors.DefaultSelector() as selector:
-        selector.register(pidfd, selectors.EVENT_READ)
-        for pipe, stream in zip((process.stdout, process.stderr), streams):
-            assert pipe is not None
-            selector.register(pipe, selectors.EVENT_READ, stream)
+            if process.stdin is not None and ready:
+                waiting = _feed(process.stdin, waiting)
+                if not waiting:
+                    del others[process.stdin.fileno()]
+                    process.stdin.close()
+    finally:
+        os.close(watch)
         if process.stdin is not None:
-            os.set_blocking(process.stdin.fileno(), False)
-            selector.register(process.stdin, selectors.EVENT_WRITE)
-        try:
-            while True:
-                left = deadline - time.perf_counter()
-                if left <= 0:
-                    return False
-                for key, _ in selector.select(left):
-                    if key.fileobj == pidfd:
-                        process.wait()
-                        return True
-                    if key.fileobj is process.stdin:
-                        waiting = _feed(process.stdin, waiting)
-                        if not waiting:
-                            selector.unregister(process.stdin)
-                            process.stdin.close()
-                        continue
-                    block = os.read(key.fd, _CHUNK)
-                    if block:
-                        key.data.take(block)
-                    else:
-                        selector.unregister(key.fileobj)
-        finally:
-            os.close(pidfd)
-            if process.stdin is not None and not process.stdin.closed:
-                process.stdin.close()
+            process.stdin.close()
+    return False
 
 
 def _feed(pipe: Any, waiting: memoryview) -> memoryview:
     try:
-        return waiting[os.write(pipe.fileno(), waiting[:_CHUNK]) :]
+        return waiting[os.write(pipe.fileno(), waiting[: pipes.CHUNK]) :]
     except BrokenPipeError:
         return waiting[:0]
 

@@ -1,8 +1,8 @@
 """Pipes and terminals that are read for as long as something may write to them, whatever else this process does.
 
 A process that outlives the call which started it must neither block on a full pipe nor die of SIGPIPE. Between calls
-its pipes are emptied by waiting on them; while a cell or a command runs, which may itself wait for that process, by a
-signal (O_ASYNC: the guest's own process has no second thread).
+and while commands run its pipes are emptied by waiting on them; while a cell runs, which may itself wait for that
+process, by a signal (O_ASYNC: the guest's own process has no second thread).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from . import syscalls
 
 CHUNK = 1 << 16
 _READS = 32  # of one pipe in a row, 2 MiB: a pipe as large as the kernel allows is empty after them
-_PAUSE = (
-    4.0  # what was interrupted runs on for so much longer than the draining of what writes without end took
-)
+# What a signal interrupted runs on for so much longer than the draining took of what writes without end.
+_PAUSE = 4.0
+# Seconds between signals of a timer, for those of a pipe that came just before a system call which waits: Python looks
+# at them when the call is over, or interrupted.
+_HEARTBEAT = 0.1
 
 
 class Pipe:
@@ -43,19 +45,26 @@ class Pipe:
             except OSError:  # EIO: a terminal that no process has open any more
                 block = b""
             if not block:
-                del _watched[self.fd]
-                os.close(self.fd)
-                self.fd = -1
+                self.close()
                 return True
             self.take(block)
         return False
+
+    def leave(self) -> None:
+        """What comes from here on is nobody's."""
+        self.take = _discard
+
+    def close(self) -> None:
+        del _watched[self.fd]
+        os.close(self.fd)
+        self.fd = -1
 
 
 _watched: dict[int, Pipe] = {}
 _draining = False
 _missed = False
 _waiting = False
-_timer: int | None = None  # a timer of the kernel's that calls `drain` again
+_timer: int | None = None  # one of the kernel's, which calls `drain`
 
 
 def watch(fd: int, take: Callable[[bytes], None]) -> Pipe:
@@ -68,7 +77,7 @@ def watch(fd: int, take: Callable[[bytes], None]) -> Pipe:
     return pipe
 
 
-def discard(block: bytes) -> None:
+def _discard(block: bytes) -> None:
     pass
 
 
@@ -77,7 +86,11 @@ def any_watched() -> bool:
 
 
 def _on_signal(signum: int, frame: object) -> None:
-    drain()
+    global _missed
+    if _waiting:  # though it is blocked: by the main thread alone
+        _missed = True
+    else:
+        drain()
 
 
 def drain() -> None:
@@ -93,28 +106,27 @@ def drain() -> None:
             # An interrupt between reading a block and keeping it would lose the block.
             with _blocked(signal.SIGINT, signal.SIGIO):
                 empty = [pipe.read() for pipe in list(_watched.values())].count(False) == 0
+            if not _watched:
+                _end_heartbeat()
             # A pipe that is not empty signals nothing more when it is written to.
-            later = bool(_watched) and not _waiting and (_missed or not empty)
-            if later:
+            elif not _waiting and (_missed or not empty):
                 _missed = False  # until the timer goes off, which may be at once
-                _call_again(_PAUSE * (time.monotonic() - started))
-            else:
-                _no_more_calls()
+                _begin_heartbeat(_PAUSE * (time.monotonic() - started))
         finally:
             _draining = False
         if not _missed:
             return
 
 
-def _call_again(seconds: float) -> None:
+def _begin_heartbeat(first: float) -> None:
     global _timer
     if _timer is None:
         _timer = syscalls.timer_create(signal.SIGIO)
-    syscalls.timer_settime(_timer, seconds)
+    syscalls.timer_settime(_timer, first, _HEARTBEAT)
 
 
-def _no_more_calls() -> None:
-    """A timer is nothing that a fork captures: there is one only while something waits to be read."""
+def _end_heartbeat() -> None:
+    """A timer is nothing that a fork captures."""
     global _timer
     if _timer is not None:
         syscalls.timer_delete(_timer)
@@ -147,6 +159,8 @@ def waiting() -> Iterator[Turn]:
             yield _turn
         finally:
             _waiting = outer
+    if _missed and not _waiting:
+        drain()
 
 
 def _turn(deadline: float, others: Mapping[int, int]) -> dict[int, int]:
@@ -164,8 +178,11 @@ def _turn(deadline: float, others: Mapping[int, int]) -> dict[int, int]:
 
 def wait_for(control: socket.socket) -> None:
     """Waits for the next request while draining. Returns at once when nothing is watched."""
-    if not _watched:
+    if not _watched and _timer is None:
         return
     with waiting() as turn:
+        _end_heartbeat()
         while _watched and not turn(math.inf, {control.fileno(): select.POLLIN}):
             pass
+        if _watched:
+            _begin_heartbeat(_HEARTBEAT)

@@ -66,6 +66,7 @@ class Process:
         self.pty = pty
         self.pid = 0
         self.code: int | None = None
+        self.ended = 0.0  # on the monotonic clock, once it has
         self.kept = {"stdout": Kept(), "stderr": Kept()}
         self.pipes: dict[str, pipes.Pipe] = {}
         self._stdin = -1
@@ -106,6 +107,7 @@ class Process:
         if self.code is None:
             self.code = reap(self.pid)
             if self.code is not None:
+                self.ended = time.monotonic()
                 self.close_stdin()
         return self.code
 
@@ -183,10 +185,11 @@ def set_size(terminal: int, rows: int, columns: int) -> None:
 def collect() -> None:
     """Takes the exit codes of what has ended, and gives up what is kept past the bounds."""
     finished = [process for process in _processes.values() if process.look() is not None]
+    finished.sort(key=lambda process: process.ended)
     for process in finished[: max(0, len(finished) - MAX_FINISHED)]:
         del _processes[process.name]
         for pipe in process.pipes.values():
-            pipe.take = pipes.discard
+            pipe.leave()
     unread = 0
     with pipes.waiting():
         for process in reversed(finished):
@@ -213,6 +216,7 @@ def start(id: str, argv: list[str], pty: bool, cwd: str | None, env: dict[str, s
         process.start(argv, cwd, env)
     except OSError as error:
         process.code, text = commands.not_started(error, argv)
+        process.ended = time.monotonic()
         process.kept["stdout" if pty else "stderr"].take(text)
     _processes[id] = process
     return process.info()

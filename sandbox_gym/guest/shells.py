@@ -213,10 +213,11 @@ class Shell:
 
     def forget(self) -> None:
         """After its end: what it has left in the background still writes."""
+        pipes.drain()  # the last that it printed
         for fd in (self._commands, self._status):
             os.close(fd)
         for pipe in self._pipes:
-            pipe.take = pipes.discard
+            pipe.leave()
 
 
 _shells: dict[str, Shell] = {}

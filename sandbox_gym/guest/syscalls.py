@@ -216,10 +216,9 @@ def timer_create(signal: int) -> int:
     return int.from_bytes(timer.raw, sys.byteorder)
 
 
-def timer_settime(timer: int, seconds: float) -> None:
-    """Once, so many seconds from now."""
-    whole = int(seconds)
-    spec = struct.pack("4q", 0, 0, whole, max(1, int((seconds - whole) * 1e9)))
+def timer_settime(timer: int, first: float, interval: float) -> None:
+    """Goes off in `first` seconds, and every `interval` seconds after that."""
+    spec = struct.pack("4q", *divmod(int(interval * 1e9), 10**9), *divmod(max(1, int(first * 1e9)), 10**9))
     _syscall("timer_settime", _TIMER_SETTIME, timer, 0, ctypes.create_string_buffer(spec, len(spec)), None)
 
 

@@ -173,7 +173,7 @@ _CHATTY = (
 )
 
 
-@pytest.mark.parametrize("meanwhile", ["idle", "cell", "command", "session"])
+@pytest.mark.parametrize("meanwhile", ["idle", "cell", "waiting cell", "command", "session"])
 def test_a_full_pipe_never_stops_it(box: Sandbox, meanwhile: str) -> None:
     """40 MiB on each stream that nobody reads, whatever the sandbox does in the meantime."""
     process = box.start(["python3", "-c", _CHATTY])
@@ -184,6 +184,8 @@ def test_a_full_pipe_never_stops_it(box: Sandbox, meanwhile: str) -> None:
             assert time.monotonic() < deadline
     elif meanwhile == "cell":
         assert box.run_code("import os\nwhile not os.path.exists('done'): pass").ok
+    elif meanwhile == "waiting cell":
+        assert box.run_code(f"import subprocess\nsubprocess.run({wait!r}, shell=True, check=True)").ok
     elif meanwhile == "command":
         assert box.shell(wait, timeout=30).ok
     else:
@@ -342,8 +344,10 @@ def test_a_terminal(box: Sandbox) -> None:
     process.resize(50, 120)
     process.write("stty size\n")
     read_until(process, b"50 120")
-    process.write("sleep 60 & fg\n")  # job control
-    read_until(process, b"sleep 60\r\n")
+    process.write(
+        "sleep 0.05; sh -c 'sleep 0.05; echo begun-$((1 + 1)); exec sleep 60' & fg\n"
+    )  # job control
+    read_until(process, b"begun-2\r\n")
     process.write("\x03")
     process.write("echo code $?\n")
     read_until(process, b"code 130")
@@ -413,6 +417,8 @@ def test_so_many_exit_codes_are_kept(box: Sandbox) -> None:
     assert len(box.processes()) == 257 and running.poll() is None
     with pytest.raises(KeyError, match=first.id):
         first.poll()
+    running.kill()
+    assert len(box.processes()) == 256 and running.poll() == 137  # the last to end, though the first to start
 
 
 def test_what_runs_is_named_when_a_fork_can_t_capture_it_and_what_ended_is_no_hindrance(box: Sandbox) -> None:
@@ -608,7 +614,7 @@ def test_after_a_time_out_the_shell_goes_on_and_the_rest_is_not_run(box: Sandbox
     assert (result.timed_out, result.exit_code, result.ok, result.ended) == (True, 137, False, False), result
     assert result.stdout == "out\n" and time.monotonic() - started < 3
     code, out, _ = ran(
-        shell.run("pwd; echo $kept; f0; ls bad 2>/dev/null; jobs -p | wc -l; shopt -q extdebug; trap")
+        shell.run("pwd; echo $kept; f0; ls bad 2>/dev/null; jobs -pr | wc -l; shopt -q extdebug; trap")
     )
     traps = [line for line in out.splitlines()[4:] if "BASH_COMMAND" not in line and " ERR" not in line]
     assert (code, out.splitlines()[:4]) == (0, ["/tmp", "1", "f0", "1"])

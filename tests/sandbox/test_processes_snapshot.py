@@ -74,8 +74,8 @@ def test_a_terminal_goes_on_in_each_copy(box: Sandbox) -> None:
         instance.write(f"x=${{x}}{i}; echo $x $PWD; stty size; tty\n")
         text = read_until(instance, b"/dev/pts/0\r\n")
         assert f"kept{i} /tmp\r\n33 44\r\n".encode() in text
-        instance.write("sleep 60\n")
-        read_until(instance, b"sleep 60\r\n")
+        instance.write("sh -c 'echo begun-$((1 + 1)); exec sleep 60'\n")
+        read_until(instance, b"begun-2\r\n")
         instance.write("\x03")
         instance.write("echo $?\n")
         read_until(instance, b"130\r\n")
