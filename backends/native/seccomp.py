@@ -2,7 +2,9 @@
 
 What is denied reaches state that namespaces don't separate (keyrings, kernel modules, the clock, performance
 counters), or has a long record of kernel bugs and no use in a sandbox (bpf, io_uring, userfaultfd). clone3 answers
-ENOSYS, since a filter can't see its flags: C libraries then fall back on clone, whose flags are checked.
+ENOSYS, since a filter can't see its flags: C libraries then fall back on clone, whose flags are checked. What no
+snapshot could hold, and none would notice, is answered as by a kernel that lacks it: POSIX message queues (which live
+on where nobody sees them), and memory that a fork leaves out or wipes.
 """
 
 from __future__ import annotations
@@ -66,12 +68,15 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _UNSHARE = {"x86_64": 272, "aarch64": 97}
 _MOUNT = {"x86_64": 165, "aarch64": 40}
+_MADVISE = {"x86_64": 28, "aarch64": 233}
+_MADV_DONTFORK, _MADV_WIPEONFORK = 10, 18
+_MQ_OPEN = {"x86_64": 240, "aarch64": 180}
 _CLONE3 = 435
 _X32_BIT = 0x40000000
 
 _LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_NR, _ARCH, _ARG0, _ARG3 = 0, 4, 16, 40  # offsets in struct seccomp_data
+_NR, _ARCH, _ARG0, _ARG2, _ARG3 = 0, 4, 16, 32, 40  # offsets in struct seccomp_data
 
 
 def program() -> bytes:
@@ -86,7 +91,8 @@ def program() -> bytes:
         _op(_LOAD, _NR),
         _op(_JGE, _X32_BIT, 0, 1),
         _op(_RETURN, enosys),
-        _op(_JEQ, _CLONE3, 0, 1),
+        _op(_JEQ, _CLONE3, 1, 0),
+        _op(_JEQ, _MQ_OPEN[machine], 0, 1),
         _op(_RETURN, enosys),
     ]
     for numbers in _DENIED.values():
@@ -101,6 +107,14 @@ def program() -> bytes:
             _op(_RETURN, eperm),
             _op(_LOAD, _NR),
         ]
+    code += [
+        _op(_JEQ, _MADVISE[machine], 0, 5),
+        _op(_LOAD, _ARG2),
+        _op(_JEQ, _MADV_DONTFORK, 1, 0),
+        _op(_JEQ, _MADV_WIPEONFORK, 0, 1),
+        _op(_RETURN, _ERRNO | errno.EINVAL),
+        _op(_LOAD, _NR),
+    ]
     code += [  # new mounts as a copy makes its /proc and terminals, and no other: no remount, bind, move, propagation
         _op(_JEQ, _MOUNT[machine], 0, 5),
         _op(_LOAD, _ARG3),
