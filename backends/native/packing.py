@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from .walking import FOLDER, back, into
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _LENGTH, _PIECE = struct.Struct("<I"), struct.Struct("<QQ")
 _MOST_RECORD = 16 << 20  # bytes; a file's attributes are bounded to less
 _BLOCK = 1 << 20
@@ -143,7 +144,7 @@ class _Packer:
             start += sent
 
     def _put(self, record: dict[str, Any]) -> None:
-        block = json.dumps(record, separators=(",", ":")).encode()
+        block = _encode(record).encode()
         if len(block) > _MOST_RECORD:
             raise ValueError(f"a file with {len(block)} bytes of attributes")
         self._target.write(_LENGTH.pack(len(block)))

@@ -61,6 +61,9 @@ def test_a_tree_with_threads_and_a_server_in_another_client(
         "def fetch(): return urllib.request.urlopen('http://127.0.0.1:8000/index.html', timeout=5).read()\n"
         "ticks = 0\ndef tick():\n    global ticks\n    while True:\n        ticks += 1\n        time.sleep(0.005)\n"
         "threading.Thread(target=tick, daemon=True).start()\n"
+        "import ctypes, os; libc = ctypes.CDLL(None); os.mkdir('seen'); seen = libc.inotify_init()\n"
+        "libc.inotify_add_watch(seen, b'seen', 0x100)\n"  # what is created in it
+        "gone = open('gone', 'w+'); gone.write('deleted'); gone.flush(); os.remove('gone')\n"
         "while True:\n    try: fetch(); break\n    except OSError: time.sleep(0.02)"
     )
     snapshot = box.snapshot()
@@ -73,11 +76,13 @@ def test_a_tree_with_threads_and_a_server_in_another_client(
 box = sg.Sandbox.restore(sg.Snapshot.load({str(tmp_path / "tree.sbx")!r}))
 first = int(box.run_code("ticks").value)
 print(first, box.run_code("time.sleep(0.1); ticks").value, box.run_code("fetch()").value)
+print(box.run_code("open('seen/new', 'x'); gone.seek(0); b'new' in os.read(seen, 4096), gone.read()").value)
 """
     )
-    first, later, page = said(other).split()
+    numbers, rest = said(other).splitlines()
+    first, later, page = numbers.split()
     assert 0 < int(first) <= ticks + 50 and int(later) > int(first)
-    assert page == "b'served'"
+    assert page == "b'served'" and rest == "(True, 'deleted')"
 
 
 def test_files_of_different_layers_never_look_like_one(saved: Path) -> None:
