@@ -14,6 +14,7 @@ import select
 import socket
 import stat
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,17 +24,14 @@ from . import watches
 from .node import Node
 from .planner import get_descriptor, tells_of_changes
 
+_PATIENCE = 0.02  # seconds, in which a process that was just started is on its own
 _MOST_DESCRIPTORS = 20_000  # looking at more would hold up this client's other sandboxes for too long
 _NR_KCMP = {"x86_64": 312, "aarch64": 272}[os.uname().machine]
 _KCMP_VM, _KCMP_FILES, _KCMP_FS = 1, 2, 3
-_NAMESPACES = (
-    "net",
-    "uts",
-    "ipc",
-    "pid",
-    "cgroup",
-    "time",
-)  # criu takes mount namespaces inside the sandbox's
+# criu takes mount namespaces inside the sandbox's. Not each kernel has all of these.
+_NAMESPACES = [
+    name for name in ("net", "uts", "ipc", "pid", "cgroup", "time") if os.path.exists(f"/proc/self/ns/{name}")
+]
 _OF_A_THREAD = ("mnt", "net", "uts", "ipc", "cgroup")
 _ANONYMOUS = {"inotify", "[eventfd]", "[eventpoll]", "[signalfd]", "[timerfd]", "[pidfd]"}
 _DEVICES = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)} | {os.makedev(5, 0), os.makedev(5, 2)}
@@ -102,10 +100,19 @@ class _Refused(Exception):
     """Says what."""
 
 
-def look(node: Node, members: Sequence[int]) -> Sight:
-    """At every process of a sandbox. `members`: of its control group."""
+def look(node: Node) -> Sight:
+    """At every process of a sandbox; again for a moment where something is in the way, since much of that passes."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        sight = _look_once(node)
+        if sight.refusal is None or time.monotonic() > deadline:
+            return sight
+        time.sleep(_PATIENCE / 10)
+
+
+def _look_once(node: Node) -> Sight:
     sight = Sight()
-    members = members or [node.pid]
+    members = node.group.members() or [node.pid]
     looker = _Looker(node, members, sight)
     try:
         for member in members:
@@ -163,14 +170,20 @@ class _Looker:
         if process.parent in self._members and _shares(pid, process.parent, _KCMP_VM):
             raise _Refused(f"{process} has its parent's memory (vfork)")
         for name in _NAMESPACES:
-            ours = _namespace(pid, name)
-            if ours != _namespace(self._first, name):
+            if _namespace(pid, name) != _namespace(self._first, name):
                 raise _Refused(f"{process} has a namespace of its own ({name})")
-            if name == "pid" and _namespace(pid, "pid_for_children") != ours:
-                raise _Refused(f"{process} starts its children in another pid namespace")
+        try:
+            children = _namespace(pid, "pid_for_children")
+        except FileNotFoundError:  # one that has no process yet
+            children = ""
+        if children != _namespace(pid, "pid"):
+            raise _Refused(f"{process} starts its children in another pid namespace")
         for thread in map(int, os.listdir(f"/proc/{pid}/task")):
             if thread != pid:
-                self._check_thread(process, thread)
+                try:
+                    self._check_thread(process, thread)
+                except (FileNotFoundError, ProcessLookupError):  # it has ended
+                    continue
 
     def _check_thread(self, process: _Process, thread: int) -> None:
         pid = process.pid
@@ -351,15 +364,17 @@ def _mount_ids(pid: int) -> set[bytes]:
 
 
 def _namespace(pid: int, name: str, thread: int | None = None) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/task/{thread or pid}/ns/{name}")
-    except FileNotFoundError:  # a kernel without it, one that has no process yet, or a zombie
-        return ""
+    """Raises FileNotFoundError when it has ended."""
+    return os.readlink(f"/proc/{pid}/task/{thread or pid}/ns/{name}")
 
 
 def _shares(one: int, other: int, what: int) -> bool:
-    """kcmp(2): whether two processes or threads have the same of it. False when one is gone."""
-    return bool(syscalls.libc.syscall(_NR_KCMP, one, other, what, 0, 0) == 0)
+    """kcmp(2): whether two processes or threads have the same of it. Raises ProcessLookupError when one has ended."""
+    result = syscalls.libc.syscall(_NR_KCMP, one, other, what, 0, 0)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return bool(result == 0)
 
 
 def _flags(info: bytes) -> int:
