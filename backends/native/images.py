@@ -158,7 +158,7 @@ class Imager:
         options: dict[str, rpc.Value] = {
             "root": _ROOT,
             "inherit_fd": [rpc.inherit_fd(f"socket:[{image.control_inode}]", _CONTROL_FD)],
-            "external": [f"mnt[{key}]:{place}" for key, place, _ in _externals(image.family)],
+            "external": [f"mnt[{key}]:{_RUN}/{key}" for key, _, _ in _externals(image.family)],
             **(_LOCKED if any(image.folder.glob("tcp-stream-*.img")) else {}),
         }
         joins, control_fd = list(parts.group.join_fds), parts.theirs.fileno()
@@ -168,6 +168,8 @@ class Imager:
                 os.write(fd, b"0")
             syscalls.unshare(syscalls.CLONE_NEWCGROUP)
             syscalls.move_mount(root, _ROOT)
+            for key, source, _ in _externals(image.family):
+                _show(source, f"{_RUN}/{key}")
             os.dup2(control_fd, _CONTROL_FD)  # last: any of the others may have had that number
             os.set_inheritable(_CONTROL_FD, True)
 
@@ -331,7 +333,17 @@ class Imager:
 
 def _externals(family: Family) -> list[tuple[str, str, str]]:
     """Key, host place and target of each mount that comes from outside."""
-    return [(f"m{i}", place, target) for i, (place, target) in enumerate(family.base.attached)]
+    attached = enumerate(family.base.attached)
+    return [(f"{'d' if os.path.isdir(place) else 'f'}{i}", place, target) for i, (place, target) in attached]
+
+
+def _show(source: str, target: str) -> None:
+    """Mounts it again where the tree's own root, nobody on the host, may look it up."""
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        Path(target).touch()
+    syscalls.move_mount(syscalls.open_tree(source, recursive=True), target)
 
 
 def _check_losses(log: Path) -> None:

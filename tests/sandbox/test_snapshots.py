@@ -10,6 +10,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -321,3 +322,21 @@ def test_files_of_different_moments_are_different_files(box: Sandbox) -> None:
         assert (moved, copied) == ("file0", "file2") and not found.stderr
     for copy in copies[1:]:
         copy.terminate()
+
+
+def test_mounts_come_along(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "data").write_text("shown")
+    (tmp_path / "single").write_text("one")
+    mounts = [(tmp_path / "folder", "/mnt/folder"), (tmp_path / "single", "/etc/single")]
+    current = Sandbox.create(mounts=mounts)
+    current.run_code("data = open('/mnt/folder/data')")
+    for _ in range(3):
+        snapshot = current.snapshot(engine="fork" if engine == "fork" else "criu")
+        current.terminate()
+        current = Sandbox.restore(snapshot)
+        snapshot.delete()
+        assert current.run_code("data.seek(0); data.read()").value == "'shown'"
+        assert current.shell("cat /mnt/folder/data /etc/single").stdout == "shownone"
+        assert not current.shell("touch /mnt/folder/new").ok
+    current.terminate()
