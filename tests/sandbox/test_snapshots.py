@@ -17,7 +17,6 @@ import pytest
 from sandbox_gym.errors import SandboxDied, SandboxError, SnapshotError
 from sandbox_gym.sandbox import Sandbox, Snapshot
 
-
 _FORK_ONLY = {"test_too_deep_is_a_clear_error_that_harms_nothing": "criu's copies don't nest"}
 
 
