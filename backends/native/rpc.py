@@ -6,7 +6,7 @@ Only what the engine says and hears. Nothing here comes from a guest: the other 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_MESSAGE = 1 << 16
@@ -34,6 +34,7 @@ _OPTIONS = {
     "network_lock": 64,
 }
 _VARINT, _BYTES = 0, 2
+_LONGEST_VARINT = 10  # bytes
 Value = int | str | bytes | list["Value"]
 
 
@@ -64,13 +65,13 @@ def receive(sock: socket.socket) -> dict[str, Any]:
     block = sock.recv(MAX_MESSAGE)
     if not block:
         raise EOFError("criu closed its socket")
-    fields = _parse(block)
-    found: dict[str, Any] = {"kind": fields.get(1, 0), "success": bool(fields.get(2, 0))}
-    if 4 in fields:
-        found["pid"] = _signed(_parse(fields[4])[1])
-    if 5 in fields:
-        notify = _parse(fields[5])
-        found["script"], found["pid"] = notify.get(1, b"").decode(), notify.get(2, 0)
+    said = dict(fields(block))
+    found: dict[str, Any] = {"kind": said.get(1, 0), "success": bool(said.get(2, 0))}
+    if 4 in said:
+        found["pid"] = _signed(dict(fields(said[4]))[1])
+    if 5 in said:
+        notify = dict(fields(said[5]))
+        found["script"], found["pid"] = notify.get(1, b"").decode(), _signed(notify.get(2, 0))
     return found
 
 
@@ -92,24 +93,21 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _parse(block: bytes) -> dict[int, Any]:
-    """The fields of a message by number, the last of each. Raises ValueError."""
-    fields: dict[int, Any] = {}
+def fields(block: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a message, in order: a number, and an int or bytes. Raises ValueError."""
     place = 0
-    try:
-        while place < len(block):
-            key, place = _read_varint(block, place)
-            number, place = _read_varint(block, place)
-            if key & 7 == _BYTES:
-                fields[key >> 3] = block[place : place + number]
-                place += number
-            elif key & 7 == _VARINT:
-                fields[key >> 3] = number
-            else:
-                raise ValueError(f"a field of wire type {key & 7}")
-    except IndexError:
-        raise ValueError("a message that breaks off") from None
-    return fields
+    while place < len(block):
+        key, place = _read_varint(block, place)
+        value: Any
+        value, place = _read_varint(block, place)
+        if key & 7 == _BYTES:
+            start, place = place, place + value
+            if place > len(block):
+                raise ValueError("a message that breaks off")
+            value = block[start:place]
+        elif key & 7 != _VARINT:
+            raise ValueError(f"a field of wire type {key & 7}")
+        yield key >> 3, value
 
 
 def _signed(number: int) -> int:
@@ -118,11 +116,9 @@ def _signed(number: int) -> int:
 
 
 def _read_varint(block: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = block[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
+    value = 0
+    for shift, byte in enumerate(block[place : place + _LONGEST_VARINT]):
+        value |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
-            return value, place
+            return value, place + shift + 1
+    raise ValueError("a message that breaks off, or a number of more than 64 bits")
