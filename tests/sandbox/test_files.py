@@ -237,9 +237,9 @@ def test_set_user_id_does_not_come_down(tmp_path: Path) -> None:
 def test_a_live_guest_that_packs_evil(box: Sandbox, tmp_path: Path) -> None:
     """The guest's own code is the attacker's: it answers a download with an archive of its choice."""
     code = (
-        "import sandbox_gym_guest.files as f, io, tarfile\nb = io.BytesIO()\nt = tarfile.open(fileobj=b, mode='w')\n"
+        "import sandbox_gym_guest.agent as f, io, tarfile\nb = io.BytesIO()\nt = tarfile.open(fileobj=b, mode='w')\n"
         "i = tarfile.TarInfo('../../escaped'); i.size = 1; t.addfile(i, io.BytesIO(b'x')); t.close()\n"
-        "from sandbox_gym_guest.wire import Op\nf.HANDLERS[Op.PACK] = lambda path, offset: {'data': b.getvalue(), 'end': True}"
+        "from sandbox_gym_guest.wire import Op\nf._HANDLERS[Op.PACK] = lambda path, offset: {'data': b.getvalue(), 'end': True}"
     )
     assert box.run_code(code).ok
     (tmp_path / "in").mkdir()
@@ -262,8 +262,8 @@ def test_a_live_guest_that_packs_evil(box: Sandbox, tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", ["READ", "PACK"])
 def test_a_live_guest_that_answers_nonsense(box: Sandbox, tmp_path: Path, op: str, answer: str) -> None:
     box.run_code(
-        "import sandbox_gym_guest.files as f\nfrom sandbox_gym_guest.wire import Op\n"
-        f"f.HANDLERS[Op.{op}] = lambda *a, **k: {answer}"
+        "import sandbox_gym_guest.agent as f\nfrom sandbox_gym_guest.wire import Op\n"
+        f"f._HANDLERS[Op.{op}] = lambda *a, **k: {answer}"
     )
     calls: dict[str, Callable[[], object]] = {
         "READ": lambda: box.read_file("x"),
