@@ -1,63 +1,23 @@
 """What the fork engine can't capture: each refused by name, the sandbox unharmed. And open files, which it can."""
 
-# ruff: noqa: E501, ISC004  (programs for the guest are text)
 from __future__ import annotations
 
 import pytest
 
 from sandbox_gym.errors import SnapshotError
 from sandbox_gym.sandbox import Sandbox
-
-_REFUSED = {
-    "thread": (
-        "import threading; e = threading.Event(); t = threading.Thread(target=e.wait); t.start()",
-        "2 threads",
-    ),
-    "child": ("import subprocess; p = subprocess.Popen(['sleep', '60'])", "sleep"),
-    "zombie": ("import os\nif os.fork() == 0: os._exit(0)\nimport time; time.sleep(0.05)", "process"),
-    "pipe": ("import os; r, w = os.pipe()", "pipe:"),
-    "unix socket": ("import socket; s = socket.socketpair()", "socket:"),
-    "tcp socket": ("import socket; s = socket.create_server(('127.0.0.1', 0))", "socket:"),
-    "epoll": ("import select; s = select.epoll()", "eventpoll"),
-    "eventfd": ("import os; s = os.eventfd(0)", "eventfd"),
-    "pidfd": ("import os; s = os.pidfd_open(1)", "pidfd"),
-    "inotify": ("import ctypes; s = ctypes.CDLL(None).inotify_init()", "inotify"),
-    "timerfd": ("import ctypes; s = ctypes.CDLL(None).timerfd_create(1, 0)", "timerfd"),
-    "signalfd": (
-        "import ctypes; s = ctypes.CDLL(None).signalfd(-1, (ctypes.c_uint64 * 16)(), 0)",
-        "signalfd",
-    ),
-    "memfd": ("import os; s = os.memfd_create('m')", "m"),
-    "shared memory": ("import mmap; s = mmap.mmap(-1, 4096)", "MAP_SHARED"),
-    "shared file": (
-        "import mmap; f = open('f', 'w+b'); f.write(bytes(4096)); f.flush(); s = mmap.mmap(f.fileno(), 4096); f.close()",
-        "MAP_SHARED",
-    ),
-    "deleted file": ("import os; s = open('f', 'w'); os.remove('f')", "deleted"),
-    "temporary file": ("import tempfile; s = tempfile.TemporaryFile()", "deleted"),
-    "flock": ("import fcntl; s = open('f', 'w'); fcntl.flock(s, fcntl.LOCK_EX)", "lock"),
-    "posix lock": ("import fcntl; s = open('f', 'w'); fcntl.lockf(s, fcntl.LOCK_EX)", "lock"),
-    "named pipe": ("import os; os.mkfifo('p'); s = os.open('p', os.O_RDWR)", "p"),
-    "named pipe below /dev": ("import os; os.mkfifo('/dev/p'); s = os.open('/dev/p', os.O_RDWR)", "p"),
-    "deleted file below /dev": ("import os; s = open('/dev/f', 'w'); os.remove('/dev/f')", "deleted"),
-    "alarm": ("import signal; signal.signal(14, lambda *a: None); signal.alarm(60)", "timer"),
-    "posix timer": (
-        "import ctypes; t = ctypes.c_void_p(); e = (ctypes.c_int * 16)(0, 0, 14, 1); ctypes.CDLL(None).timer_create(1, e, "
-        "ctypes.byref(t))",
-        "timer",
-    ),
-    "multiprocessing": ("import multiprocessing as m; q = m.Queue()", "pipe|memory|shared"),
-}
+from tests.kinds.catalogue import KINDS
+from tests.kinds.kind import PRELUDE
 
 
-@pytest.mark.parametrize("what", _REFUSED)
+@pytest.mark.parametrize("what", [name for name, kind in KINDS.items() if kind.fork])
 def test_what_a_fork_would_lose_is_refused_by_name(box: Sandbox, what: str) -> None:
-    code, reason = _REFUSED[what]
-    result = box.run_code(f"kept = 1\n{code}")
+    kind = KINDS[what]
+    result = box.run_code(f"{PRELUDE}\nkept = 1\n{kind.hold}")
     assert result.ok, result.error
     with pytest.raises(SnapshotError, match=box.name) as caught:
         box.snapshot(engine="fork")
-    assert any(word in str(caught.value) for word in reason.split("|")), str(caught.value)
+    assert any(words in str(caught.value) for words in kind.fork.split("|")), str(caught.value)
     assert box.status == "running" and box.run_code("kept").value == "1" and box.shell("true").ok
 
 

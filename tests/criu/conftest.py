@@ -1,0 +1,82 @@
+"""Skips where there is no criu. Sandboxes are made as in tests/sandbox; `nothing_stays` proves that none leaks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox_gym.backends import lookup
+from sandbox_gym.backends.native import criu
+from sandbox_gym.sandbox import Snapshot
+from tests.conftest import descendants
+from tests.sandbox.conftest import (
+    _descriptors,
+    _holdings,
+    _pristine,
+    box,
+    boxes,
+    client,
+    pristine,
+    run_folder,
+)
+from tests.sandbox.test_faults import supervisor_of
+
+__all__ = ["_pristine", "box", "boxes", "client", "pristine", "run_folder"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    lack = criu.look()
+    if isinstance(lack, criu.Lack):
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=lack.why))
+
+
+def supervisor() -> int:
+    """Of this process's sandboxes, as the host numbers it."""
+    backend: Any = lookup.get("native")
+    return supervisor_of(backend._process.pid)
+
+
+@pytest.fixture
+def nothing_stays(pristine: Snapshot) -> Iterator[None]:
+    """Sandboxes, snapshots, descriptors, folders of images, runs of criu and mounts, before and after each test."""
+    before, descriptors, pid = _belongings(), _descriptors(), supervisor()
+    yield
+    if supervisor() != pid:  # the test has killed it
+        return
+    deadline = time.monotonic() + 5.0
+    while (after := _belongings()) != before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert after == before
+    backend: Any = lookup.get("native")
+    # Connections to the supervisor are kept, one for each thread that ever asked at once.
+    assert _descriptors() - len(backend._idle) <= descriptors + 1
+
+
+def _belongings() -> dict[str, Any]:
+    backend: Any = lookup.get("native")
+    pid = supervisor()
+    disk = Path(f"/proc/{pid}/root{backend._folder}/disk")
+    return {
+        **_holdings(),
+        "images": sorted(path.name for path in disk.glob("image-*")),
+        "runs": runs_of_criu(pid),
+        "mounts": len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines()),
+    }
+
+
+def runs_of_criu(pid: int) -> list[int]:
+    """The processes below `pid` that are criu."""
+    found = []
+    for process in descendants(pid):
+        try:
+            if Path(f"/proc/{process}/comm").read_text() == "criu\n":
+                found.append(process)
+        except OSError:
+            continue
+    return sorted(found)
