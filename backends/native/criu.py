@@ -30,6 +30,9 @@ class Criu:
 
     path: str
     version: tuple[int, ...]
+    keeps_posix_locks: bool = (
+        False  # of a process on a file that it has mapped: scripts/criu-posix-locks.patch
+    )
 
     def __str__(self) -> str:
         return f"{self.path} {_dotted(self.version)}"
@@ -68,9 +71,10 @@ def look() -> Criu | Lack:
     chosen = os.environ.get("SANDBOX_GYM_CRIU")
     unfit = []
     for path in [chosen] if chosen else _candidates():
-        version = _version(path)
+        stated = _stated_version(path)
+        version = tuple(map(int, re.findall(r"\d+", stated.split("-")[0])))
         if version >= _OLDEST:
-            return Criu(path, version)
+            return Criu(path, version, keeps_posix_locks="posix-locks" in stated)
         unfit.append(f"{path} is {_dotted(version)}" if version else f"{path} does not tell its version")
     needed = f"criu {_dotted(_OLDEST)} or newer is needed"
     if chosen:
@@ -111,16 +115,16 @@ def _candidates() -> list[str]:
     return [path for path in found if os.access(path, os.X_OK)]
 
 
-def _version(path: str) -> tuple[int, ...]:
-    """() where it can't be run, or prints none."""
+def _stated_version(path: str) -> str:
+    """Such as "4.2.1-posix-locks"; "" where it can't be run, or prints none."""
     try:
         result = subprocess.run(
             [path, "--version"], check=True, capture_output=True, timeout=_SECONDS, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
-        return ()
-    stated = re.search(rb"^Version: *(\d+(?:\.\d+)*)", result.stdout, re.MULTILINE)
-    return tuple(int(part) for part in stated[1].split(b".")) if stated else ()
+        return ""
+    stated = re.search(rb"^Version: *(\d[\w.-]*)", result.stdout, re.MULTILINE)
+    return stated[1].decode() if stated else ""
 
 
 def _dotted(version: tuple[int, ...]) -> str:

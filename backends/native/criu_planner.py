@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from sandbox_gym.guest import syscalls
 
 from . import watches
+from .criu import Criu
 from .node import Node
 from .planner import get_descriptor, tells_of_changes
 
@@ -100,12 +101,12 @@ class _Refused(Exception):
     """Says what."""
 
 
-def look(node: Node) -> Sight:
+def look(node: Node, criu: Criu) -> Sight:
     """At every process of a sandbox; again where something is in the way, since much of that passes in a moment."""
     started = time.monotonic()
     seen: dict[str, float] = {}
     while True:
-        sight = _look_once(node)
+        sight = _look_once(node, criu)
         now = time.monotonic()
         if sight.refusal is None or now - seen.setdefault(sight.refusal, now) > _PATIENCE:
             return sight
@@ -115,10 +116,10 @@ def look(node: Node) -> Sight:
         time.sleep(_PATIENCE / 10)
 
 
-def _look_once(node: Node) -> Sight:
+def _look_once(node: Node, criu: Criu) -> Sight:
     sight = Sight()
     members = node.group.members() or [node.pid]
-    looker = _Looker(node, members, sight)
+    looker = _Looker(node, members, criu, sight)
     try:
         for member in members:
             looker.look_at(member)
@@ -129,7 +130,8 @@ def _look_once(node: Node) -> Sight:
 
 
 class _Looker:
-    def __init__(self, node: Node, members: Sequence[int], sight: Sight) -> None:
+    def __init__(self, node: Node, members: Sequence[int], criu: Criu, sight: Sight) -> None:
+        self._criu = criu
         self._node = node
         self._first = node.pid
         self._members = set(members)
@@ -247,6 +249,11 @@ class _Looker:
             raise _Refused(f"{holder} is a folder that signals its changes ({target}, F_NOTIFY)")
         if mount and mount[1] not in self._mounts and not target.startswith("/memfd:"):
             raise _Refused(f"{holder} is of a file system that is not mounted in the sandbox ({target})")
+        if b": POSIX " in info and not self._criu.keeps_posix_locks and _has_mapped(process.pid, target):
+            raise _Refused(
+                f"{holder} holds a lock on {target}, which is mapped too: {self._criu} would lose the lock; one that "
+                "scripts/install-criu.sh builds would not"
+            )
 
     def _check_anonymous(self, pid: int, fd: int, kind: str, info: bytes, holder: str) -> None:
         if kind not in _ANONYMOUS:
@@ -358,6 +365,11 @@ def _process(pid: int) -> _Process:
         int(fields[b"TracerPid"]),
         fields[b"NSpid"].split()[-1].decode(),
     )
+
+
+def _has_mapped(pid: int, path: str) -> bool:
+    with open(f"/proc/{pid}/maps", errors="surrogateescape") as maps:
+        return any(mapping.rstrip("\n").endswith(f" {path}") for mapping in maps)
 
 
 def _mount_ids(pid: int) -> set[bytes]:

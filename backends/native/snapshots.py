@@ -110,8 +110,7 @@ class Snapshots:
 
         nobody = f"sandbox {node.name}: no engine can capture this state. Not fork: {why}; not criu:"
         try:
-            criu.find()
-            sight = criu_planner.look(node)
+            sight = criu_planner.look(node, criu.find())
             if sight.refusal is not None:
                 raise SnapshotError(f"{nobody} {sight.refusal}")
             self._imager.dump(node, secrets.token_hex(6), sight, timeout, dumped)

@@ -128,6 +128,12 @@ FILES: dict[str, Kind] = {
         fork="lock",
     ),
     "posix lock": Kind("s = open('f', 'w'); fcntl.lockf(s, fcntl.LOCK_EX)", _LOCKED_OUT, fork="lock"),
+    "posix lock on a mapped file": Kind(
+        "s = open('f', 'w+b'); s.write(bytes(8192)); s.flush(); m = mmap.mmap(s.fileno(), 8192)\n"
+        "fcntl.lockf(s, fcntl.LOCK_EX, 1, 128)",
+        "'POSIX' in open(f'/proc/self/fdinfo/{s.fileno()}').read()",
+        fork="lock|MAP_SHARED",
+    ),
     "lock of an open file": Kind(
         "s = open('f', 'w'); fcntl.fcntl(s, 37, struct.pack('hhlli4x', 1, 0, 0, 0, 0))",
         _LOCKED_OUT,
