@@ -177,7 +177,11 @@ class Imager:
             if sight.watched:
                 Path(watches.NAME).write_bytes(watches.image(sight.watched))
 
-        self._workplace.start(Task(rpc.DUMP, folder, options, timeout, stage, ended, begin))
+        def broken() -> None:
+            """Its processes may stand still for ever, or have criu's code in them."""
+            node.kill("criu was killed while it took a snapshot, and had hold of its processes")
+
+        self._workplace.start(Task(rpc.DUMP, folder, options, timeout, stage, ended, broken, begin))
 
     def restore(
         self,
@@ -234,7 +238,9 @@ class Imager:
                 self._lazily = None
             done(pid, reason)
 
-        task = Task(rpc.RESTORE, image.folder, options, timeout, stage, ended, begin, lazily)
+        task = Task(
+            rpc.RESTORE, image.folder, options, timeout, stage, ended, begin=begin, environment=lazily
+        )
         self._workplace.start(task, start_pager)
         image.restoring += 1
 

@@ -25,6 +25,7 @@ from .jobs import TIMED_OUT, Jobs
 RUN = "/run"
 ROOT = f"{RUN}/root"  # where a restored tree's root is mounted, for criu alone
 CONTROL_FD = 100  # what `begin` may put something at
+_NEVER_BEGAN = 127  # exit code of a job
 _COMMON: dict[str, rpc.Value] = {
     "log_level": 2,  # warnings: of what it leaves out
     "log_file": "log",
@@ -55,6 +56,9 @@ class Task:
         [str, int, Path], None
     ]  # at each stage, while criu waits: the tree's first pid, and criu's log
     done: Callable[[str, int], None]  # once: why it failed, or "" and the tree's first pid
+    broken: Callable[[], object] = (
+        _nothing  # before `done`, when it ended without a last word, in the middle of it all
+    )
     begin: Callable[[], None] = _nothing  # in its process before it becomes criu, and in its working folder
     environment: Mapping[str, str] | None = None
 
@@ -201,6 +205,8 @@ class _Run:
         ):  # what it said last may not have been read yet
             pass
         if self._open:
+            if code != _NEVER_BEGAN:
+                self._task.broken()
             how = (
                 f"did not end within {self._task.timeout:g} s" if code == TIMED_OUT else f"ended with {code}"
             )
