@@ -117,7 +117,10 @@ class Pager:
     def stop(self) -> None:
         """Kills it. Idempotent."""
         if self._pidfd >= 0:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # it has been waited for, and the loop tells so next
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)  # the keeper, which is of its group
 
@@ -152,7 +155,8 @@ class Pager:
             why = f": {word.decode(errors='replace')}" if word else ""
             if self._lost is not None:
                 self._lost(f"the process that brings its memory has ended{why}")
-            signal.pidfd_send_signal(self._root, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._root, signal.SIGKILL)
         self._jobs.reap()
         self._ended()
 
