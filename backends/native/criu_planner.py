@@ -24,6 +24,7 @@ from . import watches
 from .criu import Criu
 from .node import Node
 from .planner import get_descriptor, tells_of_changes
+from .sockets import Socket, family_name, has_joined_groups
 
 _PATIENCE = 0.02  # seconds, in which a process that was just started is on its own
 _MOST_DESCRIPTORS = 20_000  # looking at more would hold up this client's other sandboxes for too long
@@ -39,15 +40,13 @@ _DEVICES = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)} | {os.makedev(5, 
 _TERMINALS = range(136, 144)  # major numbers of /dev/pts/*
 _FAMILIES = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET}
 _PROTOCOLS = {0, socket.IPPROTO_TCP, socket.IPPROTO_UDP, 136}  # 136: UDP-Lite
-_SO_PROTOCOL, _SO_DOMAIN, _SO_PASSPIDFD = 38, 39, 76
 _O_DIRECT_PIPE = os.O_DIRECT  # "packet mode", pipe(2)
 _FLAGS = re.compile(rb"^flags:\t(\d+)$", re.MULTILINE)
 _MOUNT = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
 _SEMAPHORE = re.compile(rb"^eventfd-semaphore: 1$", re.MULTILINE)
-_STATUS = re.compile(rb"^(Name|State|PPid|TracerPid|NSpid):\t(.*)$", re.MULTILINE)
+_STATUS = re.compile(rb"^(Name|State|PPid|TracerPid|NSpid|RssAnon|RssShmem|VmSwap):\t(.*)$", re.MULTILINE)
+_MEMORY = (b"RssAnon", b"RssShmem", b"VmSwap")
 _INODE = re.compile(r"\b(?:0x)?([0-9a-f]{3,})\b")  # as criu's messages have it
-_GROUP = re.compile(r"^(?:\t+|\d+ +\S+ +)([0-9A-Fa-f]{8,32}) ", re.MULTILINE)
-_GROUPS_OF_ALL = {"010000E0", "ff02000000000000" + "1".zfill(16), "ff01000000000000" + "1".zfill(16)}
 _ESTABLISHED, _LISTEN = 1, 10
 _CONNECTED = {
     1,
@@ -65,12 +64,13 @@ _INFO_UNACKED = struct.Struct(
 
 @dataclass
 class Sight:
-    """`refusal`: what criu can't take, None when nothing was found. `connected`: there are connections of TCP, whose
-    packets must wait while their ends are made anew. `watched`: folders that inotify looks at. `sockets`: who holds the
-    socket of an inode.
+    """`refusal`: what criu can't take, None when nothing was found. `memory_bytes`: that it will write. `connected`:
+    there are connections of TCP, whose packets must wait while their ends are made anew. `watched`: folders that
+    inotify looks at. `sockets`: who holds the socket of an inode.
     """
 
     refusal: str | None = None
+    memory_bytes: int = 0
     connected: bool = False
     watched: list[watches.Watched] = field(default_factory=list)
     sockets: dict[int, str] = field(default_factory=dict)
@@ -91,6 +91,7 @@ class _Process:
     is_zombie: bool
     parent: int
     tracer: int
+    memory_bytes: int  # its own and what it shares, swapped out or not
     inner: str  # its pid as the sandbox sees it
 
     def __str__(self) -> str:
@@ -149,6 +150,7 @@ class _Looker:
             process = _process(pid)
             if process.is_zombie:
                 return
+            self._sight.memory_bytes += process.memory_bytes
             self._check(process)
             self._check_program(process)
             for name in os.listdir(f"/proc/{pid}/fd"):
@@ -231,7 +233,7 @@ class _Looker:
             self._check_file(process, fd, target, info)
         elif kind == "socket":
             self._sight.sockets[int(rest[1:-1])] = holder
-            with _Socket(process.pid, fd) as sock:
+            with Socket(process.pid, fd) as sock:
                 self._check_socket(sock, holder)
         elif kind == "pipe" and _flags(info) & _O_DIRECT_PIPE:
             raise _Refused(f"{holder} is a pipe in packet mode")
@@ -272,9 +274,9 @@ class _Looker:
             except watches.UnknownWatchError as unknown:
                 raise _Refused(f"{holder} is an inotify that watches {unknown}") from None
 
-    def _check_socket(self, sock: _Socket, holder: str) -> None:
+    def _check_socket(self, sock: Socket, holder: str) -> None:
         if sock.family not in _FAMILIES:
-            raise _Refused(f"{holder} is a socket that criu does not know ({_family_name(sock.family)})")
+            raise _Refused(f"{holder} is a socket that criu does not know ({family_name(sock.family)})")
         ready = sock.poll()
         if ready & select.POLLPRI:
             raise _Refused(f"{holder} is a socket with urgent data")
@@ -288,10 +290,10 @@ class _Looker:
         elif sock.family not in (socket.AF_NETLINK, socket.AF_PACKET):
             if sock.kind != socket.SOCK_RAW:
                 self._check_protocol(sock, holder)
-            if _has_joined_groups(self._first):
+            if has_joined_groups(self._first):
                 raise _Refused(f"{holder} may be one that has joined a multicast group")
 
-    def _check_stream(self, sock: _Socket, holder: str) -> None:
+    def _check_stream(self, sock: Socket, holder: str) -> None:
         self._check_protocol(sock, holder)
         info = sock.tcp_info()
         if info[0] == _LISTEN and _INFO_UNACKED.unpack_from(info)[0]:
@@ -300,58 +302,9 @@ class _Looker:
             self._sight.connected = True
             self._ends[sock.addresses()] = info[0], holder
 
-    def _check_protocol(self, sock: _Socket, holder: str) -> None:
+    def _check_protocol(self, sock: Socket, holder: str) -> None:
         if sock.protocol not in _PROTOCOLS:
             raise _Refused(f"{holder} is a socket of a protocol that criu does not know ({sock.protocol})")
-
-
-class _Socket:
-    """A duplicate of a guest's socket, and what can be asked of it without a change."""
-
-    def __init__(self, pid: int, fd: int) -> None:
-        # The family and kind that are given here are not looked at: asking for the true ones might be refused.
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=get_descriptor(pid, fd))
-        self.family = self._option(_SO_DOMAIN)
-        self.kind = self._option(socket.SO_TYPE)
-        self.protocol = self._option(_SO_PROTOCOL)
-
-    def __enter__(self) -> _Socket:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._sock.close()
-
-    def poll(self) -> int:
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN | select.POLLPRI | select.POLLRDHUP)
-        return next((events for _, events in poll.poll(0)), 0)
-
-    def passes_credentials(self) -> bool:
-        return any(self._option(option) for option in (socket.SO_PASSCRED, _SO_PASSPIDFD))
-
-    def tcp_info(self) -> bytes:
-        return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-
-    def addresses(self) -> tuple[bytes, bytes]:
-        """Its own and its peer's."""
-        return _address(self._sock, "getsockname"), _address(self._sock, "getpeername")
-
-    def _option(self, option: int) -> int:
-        try:
-            return self._sock.getsockopt(socket.SOL_SOCKET, option)
-        except OSError:  # an option that the kernel, or this family, has not
-            return 0
-
-
-def _address(sock: socket.socket, call: str) -> bytes:
-    """Family, port and address of a socket; IPv4 and the IPv6 addresses that stand for it alike."""
-    block, size = ctypes.create_string_buffer(128), ctypes.c_uint32(128)
-    if getattr(syscalls.libc, call)(sock.fileno(), block, ctypes.byref(size)):
-        raise OSError(ctypes.get_errno(), call)
-    family = struct.unpack_from("H", block.raw)[0]
-    port = block.raw[2:4]
-    address = block.raw[4:8] if family == socket.AF_INET else block.raw[8:24]
-    return port + address.removeprefix(bytes(10) + b"\xff\xff")
 
 
 def _process(pid: int) -> _Process:
@@ -363,6 +316,7 @@ def _process(pid: int) -> _Process:
         fields[b"State"].startswith(b"Z"),
         int(fields[b"PPid"]),
         int(fields[b"TracerPid"]),
+        1024 * sum(int(fields[name].split()[0]) for name in _MEMORY if name in fields),
         fields[b"NSpid"].split()[-1].decode(),
     )
 
@@ -401,22 +355,3 @@ def _flags(info: bytes) -> int:
 
 def _is_known(device: int) -> bool:
     return device in _DEVICES or os.major(device) in _TERMINALS
-
-
-def _has_joined_groups(pid: int) -> bool:
-    """Whether any socket in the network namespace has joined a multicast group: which, nothing tells."""
-    found: list[str] = []
-    for name in ("igmp", "igmp6"):
-        try:
-            with open(f"/proc/{pid}/net/{name}") as groups:
-                found += _GROUP.findall(groups.read())
-        except FileNotFoundError:  # a kernel without it
-            continue
-    return not set(found) <= _GROUPS_OF_ALL
-
-
-def _family_name(number: int) -> str:
-    try:
-        return socket.AddressFamily(number).name
-    except ValueError:
-        return f"family {number}"

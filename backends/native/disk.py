@@ -36,11 +36,16 @@ def _ioctl(number: int, size: int, direction: int) -> int:
 _SUBVOL_CREATE = _ioctl(14, 4096, 1)
 _SNAP_DESTROY = _ioctl(15, 4096, 1)
 _SNAP_CREATE = _ioctl(23, 4096, 1)  # BTRFS_IOC_SNAP_CREATE_V2
+_SYNC = _ioctl(8, 0, 0)
 _QUOTA_CTL = _ioctl(40, 16, 3)
 _QGROUP_LIMIT = _ioctl(43, 48, 2)
 _ENABLE_SIMPLE_QUOTA = 4  # since Linux 6.7
 _LIMIT_MAX_RFER = 1
 _SPARSE_BYTES = 1 << 40
+# A disk that is smaller keeps files and what tells where they are in one place: else the former, taking a gigabyte each
+# time, leave the latter none, and nothing can be made any more.
+_MIXED_BELOW = 8 << 30
+_KEPT_FREE = 64 << 20  # bytes
 _LEAST_BYTES = 1 << 16
 
 
@@ -97,12 +102,30 @@ class BtrfsStore:
     def total_bytes(self) -> int | None:
         """What all layers and images hold together, with what still waits to be written out."""
         status = os.fstatvfs(self._root)
-        try:
-            with open(f"/sys/fs/btrfs/{self._uuid}/allocation/data/bytes_may_use") as file:
-                waiting = int(file.read())
-        except OSError:  # no sysfs: it counts a few seconds later
-            waiting = 0
+        waiting = 0
+        for name in ("bytes_may_use", "bytes_reserved"):
+            try:
+                with open(f"/sys/fs/btrfs/{self._uuid}/allocation/{self._kind_of_space}/{name}") as file:
+                    waiting += int(file.read())
+            except OSError:  # no sysfs: it counts a few seconds later
+                pass
         return (status.f_blocks - status.f_bfree) * status.f_frsize + waiting
+
+    def room(self, wanted: int) -> int:
+        """Bytes that are left, a little kept for all that live. Where they are too few, the kernel is made to count
+        what was given back, which it puts off for half a minute.
+        """
+        for _ in range(2):
+            disk, below = (
+                os.fstatvfs(self._root),
+                os.statvfs(image_folder()),
+            )  # the disk is a file in the other
+            unused = disk.f_blocks * disk.f_frsize - (self.total_bytes() or 0)
+            left = min(unused, below.f_bavail * below.f_frsize) - _KEPT_FREE
+            if left >= wanted:
+                break
+            fcntl.ioctl(self._root, _SYNC)
+        return max(0, left)
 
     def __init__(self, folder: Path) -> None:
         """Makes and mounts the file system on `folder`, in this mount namespace. Raises BackendUnavailable."""
@@ -110,10 +133,14 @@ class BtrfsStore:
         self._count = 0
         self._numbers: numbers.Numbers | None = None
         self._uuid = str(uuid.uuid4())
-        image = tempfile.NamedTemporaryFile(prefix="sandbox-gym-disk-", dir=_image_folder())
+        image = tempfile.NamedTemporaryFile(prefix="sandbox-gym-disk-", dir=image_folder())
         try:
-            os.truncate(image.name, min(_SPARSE_BYTES, max(1 << 30, shutil.disk_usage(image.name).free)))
+            size = min(_SPARSE_BYTES, max(1 << 30, shutil.disk_usage(image.name).free))
+            os.truncate(image.name, size)
             command = ["mkfs.btrfs", "-q", "-K", "-U", self._uuid, "-m", "single", "-d", "single", image.name]
+            self._kind_of_space = "mixed" if size < _MIXED_BELOW else "data"
+            if size < _MIXED_BELOW:
+                command.append("--mixed")
             subprocess.run(command, check=True, capture_output=True, timeout=30)
             command = ["mount", "-t", "btrfs", "-o", "loop,noatime,nodatasum", image.name, self._folder]
             subprocess.run(command, check=True, capture_output=True, timeout=30)
@@ -199,6 +226,10 @@ class TmpfsStore:
         """Nothing counts it: each layer is a file system of its own, of memory."""
         return None
 
+    def room(self, wanted: int) -> int:
+        """No image ever lies on one."""
+        return wanted
+
     def make(self, limits: Limits, owner: int, above: int = 0) -> Layer:
         context = syscalls.fsopen("tmpfs")
         try:
@@ -276,7 +307,8 @@ def _used_in(fd: int) -> tuple[int, list[str]]:
     return total, folders
 
 
-def _image_folder() -> str:
+def image_folder() -> str:
+    """Where the file lies that the disk is. Raises BackendUnavailable."""
     folder = os.environ.get("SANDBOX_GYM_DISK_DIR", "/var/tmp")
     if not os.access(folder, os.W_OK):
         raise BackendUnavailable(f"{folder} is not writable: set SANDBOX_GYM_DISK_DIR to a folder on a disk")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_gym.api import Limits
+from sandbox_gym.errors import SandboxError
 from sandbox_gym.guest import syscalls
 
 from . import lazy, rpc, watches
@@ -81,7 +82,7 @@ class Imager:
     def __init__(self, jobs: Jobs, run_folder: Path, store: Store) -> None:
         self._jobs = jobs
         self._folder = run_folder / "disk"
-        self._store = store
+        self.store = store
         self._workplace = Workplace(jobs, run_folder)
         self._count = 0
         self._lazily: Mapping[str, str] | None = (
@@ -93,14 +94,14 @@ class Imager:
         self,
         node: Node,
         image_id: str,
-        sight: Sight,
+        look: Callable[[], Sight],
         timeout: float,
         done: Callable[[Image | None, str], None],
     ) -> None:
-        """Writes a sandbox, which runs on, as an image. `done` hears the image, or None and the reason. `sight`: what a
-        look at its processes has shown.
+        """Writes a sandbox, which runs on, as an image. `done` hears the image, or None and the reason. `look` is
+        called right before, and tells of its processes, or raises SandboxError for what can't be written.
 
-        Raises BackendUnavailable, OSError.
+        Raises BackendUnavailable, SandboxError, OSError.
         """
         self._prepare()
 
@@ -109,16 +110,16 @@ class Imager:
                 reason = "it ended meanwhile"
             if not reason:
                 try:
-                    self._dump(node, image_id, sight, timeout, done)
+                    self._dump(node, image_id, look(), timeout, done)
                     return
-                except OSError as error:
+                except (OSError, SandboxError) as error:
                     reason = str(error)
             done(None, reason)
 
         if not self.is_complete(node):
             self.complete(node, timeout, completed)
         else:
-            self._dump(node, image_id, sight, timeout, done)
+            self._dump(node, image_id, look(), timeout, done)
 
     def is_complete(self, node: Node) -> bool:
         """Whether all of its memory is there: that of a restored sandbox may come when it is touched."""
@@ -161,7 +162,7 @@ class Imager:
         def stage(script: str, pid: int, log: Path) -> None:
             if script == "post-dump":  # the tree still stands still
                 _check_losses(log)
-                image.layers = (self._store.clone(node.layer), *node.below)
+                image.layers = (self.store.clone(node.layer), *node.below)
                 for layer in node.below:
                     layer.hold()
 
@@ -264,7 +265,7 @@ class Imager:
 
     def flatten(self, image: Image, timeout: float, done: Callable[[str], None]) -> None:
         """Merges its layers into one; `done` hears "", or why that failed. Raises OSError."""
-        merged = self._store.make(_NO_LIMITS, 0)
+        merged = self.store.make(_NO_LIMITS, 0)
         merged.lower = f"{merged.folder}/f"
         os.mkdir(merged.lower)
         lowers = [layer.lower for layer in image.layers if layer.lower is not None]

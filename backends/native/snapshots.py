@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from sandbox_gym.errors import BackendUnavailable, SnapshotError
+from sandbox_gym.errors import BackendUnavailable, LimitExceeded, SnapshotError
 
 from . import criu, criu_planner, planner
 from .copies import CopyFailed, Expected, Maker, deadline_in
@@ -102,6 +102,21 @@ class Snapshots:
         self._dump(node, why, request["timeout"], done)
 
     def _dump(self, node: Node, why: str, timeout: float, done: Callable[[Image | None, str], None]) -> None:
+        sight = criu_planner.Sight()
+
+        def look() -> criu_planner.Sight:
+            nonlocal sight
+            sight = criu_planner.look(node, criu.find())
+            if sight.refusal is not None:
+                raise SnapshotError(f"{nobody} {sight.refusal}")
+            room = self._imager.store.room(sight.memory_bytes)
+            if sight.memory_bytes > room:
+                raise LimitExceeded(
+                    f"sandbox {node.name}: its memory of {sight.memory_bytes} bytes has no space on the disk of "
+                    f"snapshots, where {room} bytes are left: delete some, or set SANDBOX_GYM_DISK_DIR"
+                )
+            return sight
+
         def dumped(image: Image | None, reason: str) -> None:
             if image is not None and self._guests.sandboxes.get(node.id) is not node:
                 self._guests.drop_image(image)
@@ -110,10 +125,7 @@ class Snapshots:
 
         nobody = f"sandbox {node.name}: no engine can capture this state. Not fork: {why}; not criu:"
         try:
-            sight = criu_planner.look(node, criu.find())
-            if sight.refusal is not None:
-                raise SnapshotError(f"{nobody} {sight.refusal}")
-            self._imager.dump(node, secrets.token_hex(6), sight, timeout, dumped)
+            self._imager.dump(node, secrets.token_hex(6), look, timeout, dumped)
         except BackendUnavailable as error:
             raise SnapshotError(f"{nobody} {error}") from None
 
