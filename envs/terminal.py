@@ -171,6 +171,10 @@ class TerminalEnv(BranchableEnv):
         self._moment = _Moment(begun=True)
         return "", {}
 
+    @property
+    def _kind(self) -> str:
+        return f"{self._language} terminal"
+
     def _recall(self, snapshot: Snapshot) -> tuple[str, dict[str, Any]]:
         self._moment = _moments.get(snapshot, _Moment(begun=True))
         return self._moment.observation, dict(self._moment.info)

@@ -51,7 +51,8 @@ class GuestCalls:
         """Runs a cell of Python; names it defines are there for the next. The last expression's repr is the value.
 
         An exception is data in `result.error`. After `timeout` seconds the cell is interrupted and what it started is
-        killed; one that ignores the interrupt for two seconds takes the sandbox with it (later calls say so).
+        killed; one that ignores the interrupt for two seconds takes the sandbox with it (later calls say so). Ctrl-C
+        on the host does the same at once. (Another call that you interrupt ends by its own timeout; the next waits.)
         """
         _records.check_seconds("timeout", timeout)
         with self._awake():
@@ -59,6 +60,10 @@ class GuestCalls:
                 fields = self._live.channel.call(Op.CODE, {"code": code}, timeout=timeout)
             except SandboxTimeout:
                 return self._interrupt(timeout)
+            except KeyboardInterrupt:
+                self._live.channel.forget_owed()
+                self._interrupt(timeout)
+                raise
             except (SandboxDied, ProtocolError, GuestError) as error:
                 raise self._fatal(error) from None
             return self._checked(_records.code_result, fields)
@@ -70,7 +75,7 @@ class GuestCalls:
             frame = self._live.channel.wait(Op.CODE, timeout=_GRACE)
             result = _records.code_result(wire.decode(frame.meta, frame.data), self.name)
         except (SandboxError, GuestError, wire.WireError):
-            reason = f"a cell did not stop {_GRACE} s after its timeout of {timeout} s"
+            reason = f"a cell did not stop {_GRACE} s after its interrupt (its timeout: {timeout} s)"
             self._end("dead", reason)
             error = ErrorInfo("SandboxDied", f"{reason}: the sandbox was killed", "")
             return CodeResult("", "", None, error, True, timeout + _GRACE)
@@ -88,6 +93,8 @@ class GuestCalls:
         """Runs a command line in bash (sh where there is none). Children left in the background live on, and never hold
         the call; a time-out kills everything that the call started.
         """
+        if not isinstance(command, str):
+            raise TypeError(f"shell takes a command line, not {command!r}: exec takes a list")
         line = 'if command -v bash >/dev/null; then exec bash -c "$0"; else eval "$0"; fi'
         return self.exec(["/bin/sh", "-c", line, command], timeout, cwd=cwd, env=env, stdin=stdin)
 

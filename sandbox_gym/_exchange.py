@@ -165,10 +165,11 @@ class RawExchange:
         self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
     ) -> None:
         self._seq = (self._seq + 1) & 0xFFFF
+        frames, send = self._requests.pack(actions, self._seq), self._send
+        singles = each() if frames is None else ()
         for lane in again:
             with contextlib.suppress(OSError):
-                self._send[lane](HEADER.pack(_STEP, 0, self._seq, 0, 0))
-        frames, send = self._requests.pack(actions, self._seq), self._send
+                send[lane](HEADER.pack(_STEP, 0, self._seq, 0, 0))
         if frames is not None:
             for lane in lanes:
                 try:
@@ -176,7 +177,6 @@ class RawExchange:
                 except OSError:
                     continue
             return
-        singles = each()
         for lane in lanes:
             channel = self._channels[lane]
             if channel is None:
@@ -337,12 +337,12 @@ class ValueExchange:
     def post(
         self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
     ) -> None:
+        singles = each()
         for lane in again:
             channel = self._channels[lane]
             if channel is not None:
                 with contextlib.suppress(SandboxDied, SandboxTimeout):
                     channel.post(Op.STEP, timeout=self._timeout)
-        singles = each()
         for lane in lanes:
             channel = self._channels[lane]
             if channel is not None:

@@ -184,6 +184,7 @@ class Lanes:
         if state.box is None:
             raise SnapshotError(f"lane {lane} has failed: reset it first")
         snapshot = state.box.snapshot()
+        snapshot.kind = self.hosting.kind
         self.exchange.connect(lane, state.box._live.channel)
         self._moments[snapshot] = _Moment(ended, copy.deepcopy(state.chance))
         return snapshot
@@ -192,6 +193,7 @@ class Lanes:
         """Lanes become copies of snapshots, all or none, reseeded where there is a seed; which had `ended`."""
         groups: dict[Snapshot, list[int]] = {}
         for lane, snapshot in chosen.items():
+            snapshot.check_kind(self.hosting.kind)
             groups.setdefault(snapshot, []).append(lane)
         copies: dict[int, Sandbox] = {}
         try:

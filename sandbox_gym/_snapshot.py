@@ -30,12 +30,18 @@ class Snapshot:
         self.label = label
         self.parent_id = parent.id if parent is not None else None
         self._parent = weakref.ref(parent) if parent is not None else None
+        self.kind: str | None = None  # of the environment in it, where it is one's
         self.used_at = time.monotonic()  # when it was taken or restored last
         self._backend = backend
         self._spec = spec
         self._release = weakref.finalize(self, backend.release_later, taken.id)
         self._release.atexit = False  # the process's end ends the supervisor, and with it everything
         _snapshots[self.id] = self
+
+    def check_kind(self, kind: str) -> None:
+        """Raises ValueError where it is of another kind of environment, whose first step would end the sandbox."""
+        if self.kind not in (None, kind):
+            raise ValueError(f"{self!r} is of another environment: {self.kind}, not {kind}")
 
     @property
     def parent(self) -> Snapshot | None:

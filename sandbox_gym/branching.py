@@ -76,6 +76,11 @@ class BranchableEnv(gymnasium.Env[Any, Any]):
         raise NotImplementedError
 
     @property
+    def _kind(self) -> str:
+        """See `Snapshot.kind`."""
+        raise NotImplementedError
+
+    @property
     def sandbox(self) -> Sandbox:
         """The sandbox that it lives in. Raises ClosedEnvironmentError after `close`."""
         if self._box is None:
@@ -110,7 +115,9 @@ class BranchableEnv(gymnasium.Env[Any, Any]):
 
         Raises SnapshotError when the state can't be captured: the message says what stands in the way.
         """
-        return self.sandbox.snapshot(label)
+        snapshot = self.sandbox.snapshot(label)
+        snapshot.kind = self._kind
+        return snapshot
 
     def restore(self, snapshot: Snapshot, *, rng: Rng = "same") -> tuple[Any, dict[str, Any]]:
         """Back to a moment, in place. Returns its observation and info.
@@ -119,6 +126,7 @@ class BranchableEnv(gymnasium.Env[Any, Any]):
         environment and its wrappers, their spaces, `random`, NumPy's global state) from the system, an int from itself.
         Any snapshot of the same hosted environment will do, a branch's too. Raises SnapshotError when it is gone.
         """
+        snapshot.check_kind(self._kind)
         self._rewind(snapshot, rng)
         return self._recall(snapshot)
 

@@ -36,6 +36,9 @@ class Channel:
         self.sock = sock
         self._connection = wire.Connection(sock, takes_fds=False)
         self._seq = 0
+        self._owed: tuple[Op, float] | None = (
+            None  # a reply that nobody waits for, and until when it may come
+        )
         self._timeouts: dict[int, float] = {}
 
     def call(self, op: Op, value: Any = None, *, timeout: float) -> Any:
@@ -51,10 +54,22 @@ class Channel:
         """A frame out, a frame back; the raw form of `call`."""
         with self.lock:
             self.post(op, meta, *data, timeout=timeout)
-            return self.wait(op, timeout=timeout)
+            try:
+                return self.wait(op, timeout=timeout)
+            except KeyboardInterrupt:
+                self._owed = op, time.monotonic() + timeout
+                raise
+
+    def forget_owed(self) -> None:
+        """The caller fetches it."""
+        self._owed = None
 
     def post(self, op: Op, meta: bytes = b"", *data: Any, timeout: float) -> None:
-        """Sends only: the reply is fetched by `wait`."""
+        """Sends only: the reply is fetched by `wait`. Waits first for that of a call which the user interrupted."""
+        if self._owed is not None:
+            (owed, until), self._owed = self._owed, None
+            with contextlib.suppress(GuestError):
+                self.wait(owed, timeout=max(timeout, until - time.monotonic()))
         self._seq = (self._seq + 1) & 0xFFFF
         self._limit(socket.SO_SNDTIMEO, timeout)
         self._connection.deadline = time.monotonic() + timeout
@@ -110,6 +125,7 @@ class Channel:
         self._connection.replace(sock)
         self.sock = sock
         self._timeouts.clear()
+        self._owed = None
 
     def detach(self) -> socket.socket:
         """The socket alone, for another channel to go on with."""

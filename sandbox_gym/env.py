@@ -90,6 +90,10 @@ class SandboxEnv(BranchableEnv):
         """What the guest said of its environment: name, spec, metadata."""
         return self._remote.hosting
 
+    @property
+    def _kind(self) -> str:
+        return self._remote.hosting.kind
+
     def step(self, action: Any) -> Step:
         """One step of the hosted environment, with what it raises raised here.
 

@@ -47,6 +47,11 @@ class Hosting:
     name: str
     spec: dict[str, Any]
 
+    @property
+    def kind(self) -> str:
+        """Alike for environments whose snapshots one may exchange."""
+        return f"{self.name} {self.observation_space} {self.action_space}"
+
 
 @dataclass(frozen=True)
 class Trajectory:

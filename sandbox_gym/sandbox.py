@@ -119,9 +119,7 @@ class Sandbox(GuestCalls):
         if image is not None:
             rootfs = os.path.realpath(image)
             if not os.path.isdir(rootfs):
-                raise ValueError(
-                    f"image {image!r}: only a folder with a root file system is supported so far"
-                )
+                raise ValueError(f"image {image!r} is no folder (a template: image=Template.get(name))")
         spec = SandboxSpec(
             limits, rootfs, dict(env or {}), make_mounts(mounts), (), ttl, idle_timeout, ephemeral
         )
@@ -150,6 +148,8 @@ class Sandbox(GuestCalls):
 
     @classmethod
     def _restore(cls, snapshot: Snapshot, names: Sequence[str | None], rng: Rng) -> builtins.list[Sandbox]:
+        if not isinstance(snapshot, Snapshot):
+            raise TypeError(f"restore takes a Snapshot (Snapshot.load reads one), not {snapshot!r}")
         if snapshot.deleted:
             raise SnapshotError(f"{snapshot!r} was deleted: take another snapshot")
         seeds = copy_seeds(rng, len(names))
@@ -276,7 +276,9 @@ class Sandbox(GuestCalls):
                 ]
                 if not found:
                     labels = [c.label for c in self._checkpoints]
-                    raise KeyError(f"sandbox {self.name} has no checkpoint {label!r}: there are {labels}")
+                    wanted = "no checkpoint" if label is None else f"no checkpoint {label!r}"
+                    there = f"there are {labels}" if labels else "checkpoint() makes one"
+                    raise KeyError(f"sandbox {self.name} has {wanted}: {there}")
                 snapshot = found[-1]
             if snapshot.deleted:
                 raise SnapshotError(f"{snapshot!r} was deleted: rewind to another")

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from sandbox_gym._lanes import Lanes
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.api import Rng
-from sandbox_gym.errors import SandboxError
+from sandbox_gym.errors import SandboxDied, SandboxError
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.hosting import plain
 from sandbox_gym.seeds import copy_seeds
@@ -135,6 +135,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of every lane. Raises SandboxDied when the supervisor is gone: `reset` starts another."""
+        self._check_open()
         lanes, over, again = self._all, [], []
         if self._ended.any():
             over, lanes = np.flatnonzero(self._ended).tolist(), np.flatnonzero(~self._ended).tolist()
@@ -143,11 +144,17 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
             again = self._lanes.in_place(over)
             over = sorted(set(over).difference(again))
         exchange = self._lanes.exchange
-        exchange.post(actions, lambda: list(iterate(self.action_space, actions)), lanes, again)
+        exchange.post(actions, lambda: self._each(actions), lanes, again)
         # Guests step while this process looks after the episodes that begin.
         begun = self._lanes.begin(dict.fromkeys(over), None) if over else None
         lanes = sorted((*lanes, *again)) if again else lanes
-        rewards, terminations, truncations, infos, failures = exchange.collect(lanes)
+        try:
+            rewards, terminations, truncations, infos, failures = exchange.collect(lanes)
+        except BaseException:  # Ctrl-C: what the lanes answer now would be taken for the next step's
+            for lane in self._all:
+                self._lanes.fail(lane, SandboxDied("a step was interrupted"))
+            self._ended[:] = True
+            raise
         if begun is not None:
             infos.update(self._lanes.finish(begun))
         for lane, error in failures.items():
@@ -278,6 +285,12 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
     def _check_open(self) -> None:
         if self.closed:
             raise gymnasium.error.ClosedEnvironmentError("this vector environment is closed")
+
+    def _each(self, actions: Any) -> list[Any]:
+        singles = list(iterate(self.action_space, actions))
+        if len(singles) != self.num_envs:
+            raise ValueError(f"actions for {self.num_envs} lanes are as many, not {len(singles)}")
+        return singles
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:

@@ -260,3 +260,15 @@ def test_a_rollout_that_fails_gives_no_value(sandboxed: Make) -> None:
         env.rollout([0, 1, 0])
     with pytest.raises(SandboxTimeout):
         env.rollout([0, 5])
+
+
+def test_a_snapshot_of_another_environment_is_refused(sandboxed: Make) -> None:
+    one, other = sandboxed("CartPole-v1"), sandboxed("Acrobot-v1")
+    for env in (one, other):
+        env.reset(seed=0)
+    snapshot = one.snapshot()
+    with pytest.raises(ValueError, match=r"of another environment.*CartPole"):
+        other.restore(snapshot)
+    other.step(0)
+    one.restore(snapshot)
+    snapshot.delete()

@@ -6,10 +6,12 @@ import contextlib
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -205,3 +207,37 @@ def test_close_leaves_nothing(lanes: Lanes) -> None:
     assert len(Sandbox.list()) >= before + 4
     env.close()
     assert len(Sandbox.list()) == before
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Blackjack-v1"])
+def test_too_few_actions_harm_no_lane(lanes: Lanes, name: str) -> None:
+    env = lanes(3, name)
+    env.reset(seed=0)
+    for batch in ([0], np.zeros(2, np.int64), (1, 1, 1, 1)):
+        with pytest.raises(ValueError, match="actions for 3 lanes"):
+            env.step(batch)
+    *_, infos = env.step(np.zeros(3, np.int64))
+    assert "sandbox_error" not in infos
+
+
+def test_a_step_after_close(lanes: Lanes) -> None:
+    env = lanes(2, "CartPole-v1")
+    env.reset(seed=0)
+    env.close()
+    with pytest.raises(gymnasium.error.ClosedEnvironmentError):
+        env.step(np.zeros(2, np.int64))
+
+
+def test_an_interrupted_step_ends_all_episodes_and_reset_begins_anew(
+    lanes: Lanes,
+) -> None:
+    env = lanes(2, "Trouble", fresh="reuse")
+    env.reset(seed=0)
+    timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(actions(2, 0, toys.HANG))
+    timer.join()
+    env.reset(seed=0)
+    *_, infos = env.step(np.array([0, 0]))
+    assert "sandbox_error" not in infos
