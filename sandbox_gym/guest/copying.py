@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import gc
 import os
 import signal
@@ -168,11 +169,12 @@ class Copier:
                 continue
             if stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR):
                 continue
-            with open(f"/proc/self/fdinfo/{fd}") as info:
-                fields = dict(line.split(":", 1) for line in info if ":" in line)
-            flags = int(fields["flags"], 8)
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            if fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
+                flags |= os.O_CLOEXEC
             if not stat.S_ISCHR(status.st_mode):
-                self._add_file(fd, path, flags, int(fields["pos"]), status)
+                offset = os.lseek(fd, 0, os.SEEK_CUR) if not flags & os.O_PATH else 0
+                self._add_file(fd, path, flags, offset, status)
             elif _is_device(path, status.st_rdev):
                 devices.append((fd, path, flags))
         # By the batch, without Python, only where each is the lowest free number once it is closed.
