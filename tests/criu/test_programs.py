@@ -3,10 +3,12 @@
 # ruff: noqa: E501  (programs for the guest are text)
 from __future__ import annotations
 
+import contextlib
 import shutil
 
 import pytest
 
+from sandbox_gym.env import make_env
 from sandbox_gym.sandbox import Sandbox
 from tests.kinds.kind import PRELUDE
 
@@ -210,3 +212,19 @@ http.createServer((request, response) => {
         snapshot.delete()
         for copy in copies:
             copy.terminate()
+
+
+def test_an_environment_with_a_thread_and_a_child_branches() -> None:
+    with contextlib.ExitStack() as stack:
+        env = stack.enter_context(contextlib.closing(make_env(entry_point="tests.criu.toys:Busy")))
+        env.reset(seed=3)
+        env.step(1)
+        snapshot = env.snapshot()
+        stack.callback(snapshot.delete)
+        assert snapshot.engine == "criu"
+        after = [env.step(action)[0].tolist() for action in (2, 3, 4)]
+        branches = [stack.enter_context(contextlib.closing(branch)) for branch in env.branch(2)]
+        env.restore(snapshot)
+        assert [env.step(action)[0].tolist() for action in (2, 3, 4)] == after
+        last = [branch.step(1)[0].tolist() for branch in (*branches, env)]
+        assert last[0] == last[1] == last[2] != after[-1]
