@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sandbox_gym import _budget, _idle, _records
@@ -61,6 +61,7 @@ class Sandbox(GuestCalls):
         self._lock = live.channel.lock
         self._state: Literal["running", "stopped", "dead", "terminated"] = "running"
         self._resting: Snapshot | None = None  # where a sandbox that isn't ephemeral waits, once idle
+        self._capturing = False  # a snapshot is being taken
         self._ending = False  # another thread terminates it while a call is under way
         self._checkpoints: builtins.list[Snapshot] = []
         self._oom_kills = 0
@@ -243,18 +244,18 @@ class Sandbox(GuestCalls):
                 timeout=_START_TIMEOUT,
             )
 
+        self._capturing = True
         try:
-            try:
+            with contextlib.suppress(SnapshotError):
                 return _budget.within(self._backend, lambda: capture(False))
-            except SnapshotError:
-                # What a command has left may have ended since: the guest's own process reaps it, and closes its pipes;
-                # and it makes itself fit for criu.
-                pass
+            # What a command has left may have ended since: the guest reaps it, and makes itself fit for criu.
             return _budget.within(self._backend, lambda: capture(True))
         except SandboxDied as error:
             raise self._fatal(error) from None
         except GuestError as error:
             raise SnapshotError(f"sandbox {self.name}: its guest could not be made ready: {error}") from None
+        finally:
+            self._capturing = False
 
     def checkpoint(self, label: str | None = None) -> Snapshot:
         """A snapshot that `rewind` finds by its label."""
@@ -316,7 +317,8 @@ class Sandbox(GuestCalls):
         """
         self._ending = True
         while not self._lock.acquire(blocking=False):
-            self._live.channel.interrupt()
+            if not self._capturing:  # the socket may by now be the snapshot's
+                self._live.channel.interrupt()
             if self._lock.acquire(timeout=0.1):  # again: the call may only now have begun to wait
                 break
         try:
@@ -355,7 +357,7 @@ class Sandbox(GuestCalls):
             self._resting = Snapshot(self._backend, taken, self._spec, self.parent, None)
             self._state = "stopped"
 
-    @contextmanager
+    @contextlib.contextmanager
     def _awake(self) -> Iterator[None]:
         """Holds the sandbox's lock over a call; wakes a stopped sandbox, refuses one that is gone."""
         with self._lock:

@@ -111,8 +111,7 @@ class Group:
             folder.mkdir()
             name = "cgroup.procs" if self._version == 2 else "tasks"
             self.join_fds.append(os.open(folder / name, os.O_WRONLY | os.O_CLOEXEC))
-        if limits.pids is not None:
-            self._set("pids", "pids.max", str(limits.pids + 1))  # the guest's own process is not the user's
+        self.set_pids(limits, 1)  # the guest's own process is not the user's
         if limits.memory_bytes is not None:
             file = "memory.max" if self._version == 2 else "memory.limit_in_bytes"
             self._set("memory", file, str(limits.memory_bytes))
@@ -124,6 +123,11 @@ class Group:
                 self._set("cpu", "cpu.max", f"{quota} {_PERIOD}")
             else:
                 self._set("cpu", "cpu.cfs_quota_us", str(quota))
+
+    def set_pids(self, limits: Limits, more: int) -> None:
+        """The limit of processes, with room for some that are not the user's."""
+        if limits.pids is not None:
+            self._set("pids", "pids.max", str(limits.pids + more), optional=True)
 
     def close_join(self) -> None:
         while self.join_fds:

@@ -9,16 +9,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sandbox_gym.api import Limits
+from sandbox_gym.errors import SnapshotError
 from sandbox_gym.guest import syscalls, wire
 from sandbox_gym.guest.wire import HEADER, Op, Status
 
-from . import overlay
+from . import disk, overlay
 from .images import Image, Imager
 from .network import socket_pair
 from .node import Family, Node
 from .spares import Parts, Spares, Userns
 from .spawn import Order, spawn
 
+_CRIU_PIDS = 16  # processes of its own, in the group of the tree that it makes
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -95,8 +98,11 @@ class Maker:
     def restore(self, image: Image, name: str | None, timeout: float, done: Callable[[str], None]) -> Node:
         """Has criu make a sandbox from an image; `done` hears "" when it runs, else why not. Raises OSError."""
         node, parts, root = self._assemble(image.family, image, name)
+        limits = image.family.spec.limits
+        node.group.set_pids(limits, 1 + _CRIU_PIDS)
 
         def restored(pid: int, reason: str) -> None:
+            node.group.set_pids(limits, 1)
             if pid and node.control.fileno() >= 0:
                 try:
                     _take_over(node, pid)
@@ -143,7 +149,6 @@ class Maker:
             self._prepared = None
         else:
             parts, root = self._mount(family, source)
-        below = source.layers if source is not None else ()
         inode = os.fstat(parts.theirs.fileno()).st_ino
         depth = source.depth + 1 if source is not None else 0
         node = Node(
@@ -152,7 +157,7 @@ class Maker:
             family=family,
             parent=source if isinstance(source, Node) else None,
             layer=parts.layer,
-            below=below,
+            below=parts.below,
             group=parts.group,
             control=parts.control,
             control_inode=inode,
@@ -160,25 +165,43 @@ class Maker:
             depth=depth,
             userns=source.userns if isinstance(source, Node) else self._userns,
         )
-        for layer in below:
+        for layer in parts.below:
             layer.hold()
         if isinstance(source, Node):
             source.children.add(node)
         return node, parts, root
 
     def _mount(self, family: Family, source: Node | Image | None) -> tuple[Parts, int]:
-        userns = source.userns if isinstance(source, Node) else self._userns
+        limits = family.spec.limits
         used = source.disk_bytes() if source is not None else 0
-        below = source.layers if source is not None else ()
-        above = max((layer.top for layer in below), default=0)
-        parts = self.spares.take(family.spec.limits, userns, used, above)
+        if isinstance(source, Image):
+            parts = self._branch(source, limits, used)
+        else:
+            userns = source.userns if source is not None else self._userns
+            below = source.layers if source is not None else ()
+            above = max((layer.top for layer in below), default=0)
+            parts = self.spares.take(limits, userns, used, above)
+            parts.below = below
         try:
-            lowers = [layer.lower for layer in below if layer.lower is not None]
+            lowers = [layer.lower for layer in parts.below if layer.lower is not None]
             root, parts.disk_fd = overlay.mount(parts.layer.upper, parts.layer.work, lowers, family.base)
         except OSError:
             parts.discard()
             raise
         return parts, root
+
+    def _branch(self, image: Image, limits: Limits, used: int) -> Parts:
+        """Parts whose layer goes on from the image's newest."""
+        parts = self.spares.take(limits, self._userns, 0, 0)
+        try:
+            layer = self.spares.store.branch(image.layers[0], self.spares.owner)
+            parts.layer.release()
+            parts.layer, parts.below = layer, image.layers[1:]
+            disk.limit(layer, limits, used)
+        except (OSError, SnapshotError):
+            parts.discard()
+            raise
+        return parts
 
     def discard(self, node: Node) -> None:
         """Undoes `_assemble` for a node whose guest never came."""

@@ -41,12 +41,13 @@ _QUOTA_CTL = _ioctl(40, 16, 3)
 _QGROUP_LIMIT = _ioctl(43, 48, 2)
 _ENABLE_SIMPLE_QUOTA = 4  # since Linux 6.7
 _LIMIT_MAX_RFER = 1
+_NO_LIMIT = 2**64 - 1
 _SPARSE_BYTES = 1 << 40
 # A disk that is smaller keeps files and what tells where they are in one place: else the former, taking a gigabyte each
 # time, leave the latter none, and nothing can be made any more.
 _MIXED_BELOW = 8 << 30
 _KEPT_FREE = 64 << 20  # bytes
-_LEAST_BYTES = 1 << 16
+_LEAST_BYTES = 1 << 20  # that a copy of a full disk may still write: overlayfs mounts read-only on less
 
 
 class Layer:
@@ -60,6 +61,9 @@ class Layer:
         self.used = 0  # bytes that the frozen layer holds
         self.start = 0  # its inode numbers are above; 0 where they are of a file system of their own
         self.top = 0  # once frozen, and not empty: above all its inode numbers
+        self.bound: int | None = None  # bytes that may be written to it
+        self.set_limit: Callable[[int | None], None] = lambda most: None
+        self.dropped: Callable[[], object] = lambda: None  # is called when it is gone
         self._drop = drop
         self._holders = 1
 
@@ -72,14 +76,41 @@ class Layer:
         """Puts what was written in `lower`: a folder that no mount has as its upper one, since overlayfs logs a kernel
         warning for each mount that stacks on another's upper folder. Again after a thaw, when more was written.
         """
+        try:
+            self._freeze()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.set_limit(None)  # an ordinary state of a disk, and from now on nobody writes
+            self._freeze()
+
+    def _freeze(self) -> None:
         content = f"{self.upper}/{SUBDIR}"
         if self.lower is None and os.path.isdir(content):
+            os.makedirs(self.frozen, exist_ok=True)
+            os.rename(content, f"{self.frozen}/{SUBDIR}")
             self.lower = self.frozen
-            os.mkdir(self.lower)
-            os.rename(content, f"{self.lower}/{SUBDIR}")
         if self.lower is not None:
             self.used = used_bytes(self.lower)
             self.count_inodes()
+
+    def share_with(self, clone: Layer) -> None:
+        """While a clone holds what this layer has written, that counts here even where it is removed: so much more may
+        be written meanwhile.
+        """
+        shared = clone.used
+        self._move_bound(shared)
+        clone.dropped = lambda: self._move_bound(-shared)
+
+    def _move_bound(self, by: int) -> None:
+        if self.bound is not None and self._holders:
+            self.bound += by
+            if self.lower is None:
+                self.set_limit(self.bound)
+
+    def thaw(self) -> None:
+        """It is written to again."""
+        self.set_limit(self.bound)
 
     def count_inodes(self) -> None:
         self.top = numbers.highest(self.folder) if self.start else 0
@@ -93,6 +124,7 @@ class Layer:
         self._holders -= 1
         if not self._holders:
             self._drop()
+            self.dropped()
 
 
 class BtrfsStore:
@@ -171,14 +203,35 @@ class BtrfsStore:
         else:
             layer.start = numbers.FIRST
             self._make_subvolume(name)
+        layer.set_limit = lambda most: self._set_limit(layer.folder, most)
         layer.make_folders(owner)
-        self.limit(layer, limits, 0)
+        limit(layer, limits, 0)
         return layer
 
     def clone(self, layer: Layer) -> Layer:
         """A frozen layer with what `layer` holds at this instant, also while it is in use: a snapshot of its subvolume.
         The kernel first writes out what of it is only in memory, and waits: 2 ms, and the time that the disk takes.
         """
+        copy = self._copy(layer)
+        if layer.lower is not None:
+            copy.lower = copy.frozen
+        copy.freeze()
+        return copy
+
+    def branch(self, layer: Layer, owner: int) -> Layer:
+        """A writable copy of a frozen layer, in an instant, to go on with in its place: files that are open for writing
+        would be copied whole into a layer on top.
+        """
+        copy = self._copy(layer)
+        shutil.rmtree(copy.work)  # as an earlier mount has left it
+        os.rmdir(copy.upper)
+        copy.make_folders(owner)
+        if layer.lower is not None:
+            os.rename(f"{copy.frozen}/{SUBDIR}", f"{copy.upper}/{SUBDIR}")
+            os.rmdir(copy.frozen)
+        return copy
+
+    def _copy(self, layer: Layer) -> Layer:
         name = self._next()
         fd = os.open(layer.folder, os.O_RDONLY)
         try:
@@ -187,9 +240,7 @@ class BtrfsStore:
             os.close(fd)
         copy = Layer(f"{self._folder}/{name}", lambda: self._destroy(name))
         copy.start = layer.start
-        if layer.lower is not None:
-            copy.lower = copy.frozen
-        copy.freeze()
+        copy.set_limit = lambda most: self._set_limit(copy.folder, most)
         return copy
 
     def _make_subvolume(self, name: str) -> None:
@@ -203,14 +254,11 @@ class BtrfsStore:
         self._count += 1
         return f"{self._count}"
 
-    def limit(self, layer: Layer, limits: Limits, used: int) -> None:
-        """Bounds a layer to what the disk limit leaves after `used` bytes of frozen layers below it."""
-        if limits.disk_bytes is None:
-            return
-        fd = os.open(layer.folder, os.O_RDONLY)
+    def _set_limit(self, folder: str, most: int | None) -> None:
+        fd = os.open(folder, os.O_RDONLY)
         try:
-            left = max(_LEAST_BYTES, limits.disk_bytes - used)
-            fcntl.ioctl(fd, _QGROUP_LIMIT, struct.pack("QQQQQQ", 0, _LIMIT_MAX_RFER, left, 0, 0, 0))
+            value = _NO_LIMIT if most is None else most
+            fcntl.ioctl(fd, _QGROUP_LIMIT, struct.pack("QQQQQQ", 0, _LIMIT_MAX_RFER, value, 0, 0, 0))
         finally:
             os.close(fd)
 
@@ -240,6 +288,8 @@ class TmpfsStore:
         finally:
             os.close(context)
         layer = Layer(f"/proc/self/fd/{fd}", lambda: os.close(fd), fd)
+        layer.set_limit = lambda most: _set_size(fd, most)
+        layer.bound = limits.disk_bytes
         layer.make_folders(owner)
         return layer
 
@@ -249,18 +299,28 @@ class TmpfsStore:
             "a tmpfs can't be copied while it is in use: disks on btrfs can, which needs root and btrfs-progs"
         )
 
-    def limit(self, layer: Layer, limits: Limits, used: int) -> None:
-        if limits.disk_bytes is None:
-            return
-        context = syscalls.fspick(layer.fd)
-        try:
-            syscalls.fsconfig_string(context, "size", str(max(_LEAST_BYTES, limits.disk_bytes - used)))
-            syscalls.fsconfig_reconfigure(context)
-        finally:
-            os.close(context)
+    def branch(self, layer: Layer, owner: int) -> Layer:
+        """Raises SnapshotError."""
+        return self.clone(layer)
+
+
+def _set_size(fd: int, most: int | None) -> None:
+    context = syscalls.fspick(fd)
+    try:
+        syscalls.fsconfig_string(context, "size", str(most or 0))  # 0: none
+        syscalls.fsconfig_reconfigure(context)
+    finally:
+        os.close(context)
 
 
 Store = BtrfsStore | TmpfsStore
+
+
+def limit(layer: Layer, limits: Limits, used: int) -> None:
+    """Bounds a layer to what the disk limit leaves after `used` bytes of frozen layers below it."""
+    if limits.disk_bytes is not None:
+        layer.bound = max(_LEAST_BYTES, limits.disk_bytes - used)
+        layer.set_limit(layer.bound)
 
 
 def used_bytes(path: str) -> int:

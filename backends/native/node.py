@@ -69,12 +69,13 @@ class Node:
     def freeze_disk(self) -> None:
         """Before the first copy; what was written since a thaw is taken in then."""
         if not self._disk_frozen:
-            self._disk_frozen = True
             self.layer.freeze()
+            self._disk_frozen = True
 
     def thaw_disk(self) -> None:
         """The sandbox goes on: no copy came to be."""
         self._disk_frozen = False
+        self.layer.thaw()
 
     def disk_bytes(self) -> int:
         """What its frozen layers hold."""

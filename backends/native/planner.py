@@ -44,6 +44,8 @@ def refusal(pid: int, control_inode: int, members: list[int], attached: Sequence
         return _refusal(pid, control_inode, members, attached)
     except (FileNotFoundError, ProcessLookupError):  # a copy that still moves in, a process that ends
         return "it was changing while it was looked at"
+    except OSError as error:  # a working folder whose path is too long to be read, for one
+        return f"it can't be looked at: {error.strerror}"
 
 
 def _refusal(pid: int, control_inode: int, members: list[int], attached: Sequence[str]) -> str | None:

@@ -118,6 +118,8 @@ class Snapshots:
             return sight
 
         def dumped(image: Image | None, reason: str) -> None:
+            if image is not None:
+                node.layer.share_with(image.layers[0])
             if image is not None and self._guests.sandboxes.get(node.id) is not node:
                 self._guests.drop_image(image)
                 image, reason = None, "it ended meanwhile"

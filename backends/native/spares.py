@@ -16,6 +16,7 @@ from typing import NoReturn
 from sandbox_gym.api import Limits
 from sandbox_gym.guest import syscalls
 
+from . import disk
 from .cgroups import Group, Groups
 from .disk import Layer, Store
 
@@ -30,6 +31,7 @@ class Parts:
     theirs: socket.socket  # the guest's end
     netns_fd: int
     disk_fd: int = -1  # of the overlay mount, once there is one
+    below: tuple[Layer, ...] = ()  # what that stands on, newest first
 
     def discard(self) -> None:
         self.control.close()
@@ -48,7 +50,7 @@ class Spares:
     def __init__(self, store: Store, groups: Groups, owner: int) -> None:
         self.store = store
         self.groups = groups
-        self._owner = owner
+        self.owner = owner
         self._count = 0
         self._ready: dict[_Kind, deque[Parts]] = {}
         self._latest: _Kind | None = None
@@ -67,7 +69,7 @@ class Spares:
             parts = self._make(limits, userns, above)
         if used:
             try:
-                self.store.limit(parts.layer, limits, used)
+                disk.limit(parts.layer, limits, used)
             except OSError:
                 parts.discard()
                 raise
@@ -90,7 +92,7 @@ class Spares:
 
     def _make(self, limits: Limits, userns: Userns, above: int) -> Parts:
         self._count += 1
-        layer = self.store.make(limits, self._owner, above)
+        layer = self.store.make(limits, self.owner, above)
         group = None
         try:
             group = self.groups.make(f"{self._count}", limits)
