@@ -16,6 +16,10 @@ from sandbox_gym.errors import BudgetExceeded, SandboxError
 _TIMEOUT = 60.0
 _PATIENCE = 0.5  # seconds that the memory of what has just been deleted may take to be free
 _T = TypeVar("_T")
+_STUCK = (
+    "no snapshot can be put on disk, since what each holds is needed by sandboxes and snapshots that came from it. "
+    "Delete snapshots and terminate sandboxes"
+)
 _lock = threading.Lock()  # one thread at a time makes room
 _evict = False
 
@@ -31,8 +35,9 @@ def set_budget(
 
     It is looked at before a sandbox or snapshot is made, which then raises BudgetExceeded. What lives may still grow,
     up to its own limits. With `evict`, where memory is short the snapshots that were used least lately go to disk
-    first: a frozen process that nothing hangs from becomes an image, whose restore takes longer. Needs root. Ends with
-    the process's supervisor.
+    first: a frozen process becomes an image, which takes 0.2 s and longer, as does its restore. That can be done with
+    one that nothing hangs from, neither a running sandbox nor a snapshot taken in one: the snapshots of a sandbox that
+    goes on hang from each other. Needs root. Ends with the process's supervisor.
 
     Raises:
         BackendUnavailable: nothing counts that memory or disk here.
@@ -54,8 +59,11 @@ def within(backend: Backend, make: Callable[[], _T]) -> _T:
             if time.monotonic() < deadline:
                 time.sleep(_PATIENCE / 50)
                 continue
-            if not _evict or "bytes of memory" not in str(error) or not _make_room(backend):
+            if not _evict or "bytes of memory" not in str(error):
                 raise
+            if not _make_room(backend):
+                held = str(error).partition(":")[0]
+                raise BudgetExceeded(f"{held}: {_STUCK}") from None
         deadline = time.monotonic() + _PATIENCE
 
 

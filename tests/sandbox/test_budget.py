@@ -71,3 +71,17 @@ def test_without_leave_to_evict_they_stay(box: Sandbox) -> None:
         Sandbox.restore(snapshot)
     assert snapshot.engine == "fork"
     snapshot.delete()
+
+
+def test_snapshots_that_hang_from_each_other_can_not_be_evicted(box: Sandbox) -> None:
+    box.run_code(_FILL)
+    first = box.snapshot()
+    box.run_code("data = bytearray(range(1, 256)) * (160 << 12)")
+    second = box.snapshot()
+    sandbox_gym.set_budget(memory="200Mi", evict=True)
+    with pytest.raises(BudgetExceeded, match="needed by sandboxes and snapshots that came from it"):
+        box.snapshot()
+    sandbox_gym.set_budget()
+    for snapshot in (first, second):
+        assert snapshot.engine == "fork"
+        snapshot.delete()
