@@ -71,11 +71,14 @@ def _belongings() -> dict[str, Any]:
 
 
 def runs_of_criu(pid: int) -> list[int]:
-    """The processes below `pid` that are criu."""
+    """The processes below `pid` that are criu. Not the dead: the next that ends has the supervisor wait for all."""
     found = []
     for process in descendants(pid):
         try:
-            if Path(f"/proc/{process}/comm").read_text() == "criu\n":
+            if (
+                " (criu) Z " not in (status := Path(f"/proc/{process}/stat").read_text())
+                and " (criu) " in status
+            ):
                 found.append(process)
         except OSError:
             continue
