@@ -20,6 +20,10 @@ class Areas:
     def __iter__(self) -> Iterator[Area]:
         return iter(self._areas)
 
+    def size(self) -> int:
+        """How many bytes wait."""
+        return sum(end - start for start, end, _ in self._areas)
+
     def at(self, address: int) -> Area | None:
         index = bisect.bisect_left(self._areas, (address + 1,)) - 1
         return self._areas[index] if index >= 0 and self._areas[index][1] > address else None

@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -123,23 +124,23 @@ class Imager:
 
     def is_complete(self, node: Node) -> bool:
         """Whether all of its memory is there: that of a restored sandbox may come when it is touched."""
-        return self._pager(node) is None
+        return self._restored(node) is None
 
     def complete(self, node: Node, timeout: float, done: Callable[[str], object]) -> None:
-        """Brings what is missing; `done` hears "", or why that failed. Raises OSError."""
-        pager = self._pager(node)
-        if pager is None:
+        """Brings what is missing; `done` hears "", or why that failed: all that is missing, in the sandboxes that were
+        forked from the same one too, must find room below their memory limits. Raises OSError.
+        """
+        restored = self._restored(node)
+        if restored is None:
             done("")
         else:
-            pager.complete(timeout, done)
+            self._pagers[restored.pid].complete(_room(restored), timeout, done)
 
-    def _pager(self, node: Node | None) -> lazy.Pager | None:
-        """Of the sandbox, or of the one that it was forked from."""
-        while node is not None:
-            if node.pid in self._pagers:
-                return self._pagers[node.pid]
+    def _restored(self, node: Node | None) -> Node | None:
+        """The sandbox whose memory a pager brings: this, or one that it was forked from."""
+        while node is not None and node.pid not in self._pagers:
             node = node.parent
-        return None
+        return node
 
     def _dump(
         self,
@@ -199,37 +200,20 @@ class Imager:
         Raises BackendUnavailable, OSError.
         """
         self._prepare()
-        options: dict[str, rpc.Value] = {
-            "root": ROOT,
-            "inherit_fd": [rpc.inherit_fd(f"socket:[{image.control_inode}]", CONTROL_FD)],
-            "external": [f"mnt[{key}]:{RUN}/{key}" for key, _, _ in _externals(image.family)],
-            **(_LOCKED if any(image.folder.glob("tcp-stream-*.img")) else {}),
-        }
-        joins, control_fd = list(parts.group.join_fds), parts.theirs.fileno()
-        lazily = self._lazily if image.memory_bytes >= lazy.FROM_BYTES else None
-        if lazily is not None:
-            options["lazy_pages"] = 1
+        lazily = self._lazily if _may_be_lazy(image) else None
         pager: lazy.Pager | None = None
-
-        def begin() -> None:
-            for fd in joins:
-                os.write(fd, b"0")
-            syscalls.unshare(syscalls.CLONE_NEWCGROUP)
-            syscalls.move_mount(root, ROOT)
-            for key, source, _ in _externals(image.family):
-                _show(source, f"{RUN}/{key}")
-            os.dup2(control_fd, CONTROL_FD)  # last: any of the others may have had that number
-            os.set_inheritable(CONTROL_FD, True)
-
-        def stage(script: str, pid: int, log: Path) -> None:
-            if script == "setup-namespaces":  # before sockets are made: connections on loopback need it
-                bring_loopback_up(pid)
+        abandon: Callable[[str], None] | None = None
 
         def start_pager(work: Path, folder: int) -> None:
             nonlocal pager
             if lazily is not None:
-                pager = lazy.Pager(self._jobs, work, folder, lambda: self._let_go(image))
+                pager = lazy.Pager(self._jobs, work, folder, let_go)
                 image.restoring += 1
+
+        def let_go(failure: str) -> None:
+            self._let_go(image)
+            if failure and abandon is not None:  # criu's tasks may wait for their memory for ever
+                abandon(failure)
 
         def ended(reason: str, pid: int) -> None:
             image.restoring -= 1
@@ -239,10 +223,16 @@ class Imager:
                 self._lazily = None
             done(pid, reason)
 
+        begin, options = _putting_in_place(image, parts, root), _restoring(image, lazily is not None)
         task = Task(
-            rpc.RESTORE, image.folder, options, timeout, stage, ended, begin=begin, environment=lazily
+            rpc.RESTORE, image.folder, options, timeout, _set_up, ended, begin=begin, environment=lazily
         )
-        self._workplace.start(task, start_pager)
+        try:
+            abandon = self._workplace.start(task, start_pager)
+        except BaseException:
+            if pager is not None:
+                pager.stop()
+            raise
         image.restoring += 1
 
     def _guard(self, pager: lazy.Pager, pid: int, lost: Callable[[str], object] | None) -> bool:
@@ -305,6 +295,54 @@ def _externals(family: Family) -> list[tuple[str, str, str]]:
     """Key, host place and target of each mount that comes from outside."""
     attached = enumerate(family.base.attached)
     return [(f"{'d' if os.path.isdir(place) else 'f'}{i}", place, target) for i, (place, target) in attached]
+
+
+def _restoring(image: Image, lazily: bool) -> dict[str, rpc.Value]:
+    """What criu is told."""
+    return {
+        "root": ROOT,
+        "inherit_fd": [rpc.inherit_fd(f"socket:[{image.control_inode}]", CONTROL_FD)],
+        "external": [f"mnt[{key}]:{RUN}/{key}" for key, _, _ in _externals(image.family)],
+        **(_LOCKED if any(image.folder.glob("tcp-stream-*.img")) else {}),
+        **({"lazy_pages": 1} if lazily else {}),
+    }
+
+
+def _putting_in_place(image: Image, parts: Parts, root: int) -> Callable[[], None]:
+    """What the process that becomes criu does before."""
+    joins, control_fd = list(parts.group.join_fds), parts.theirs.fileno()
+
+    def begin() -> None:
+        for fd in joins:
+            os.write(fd, b"0")
+        syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+        syscalls.move_mount(root, ROOT)
+        for key, source, _ in _externals(image.family):
+            _show(source, f"{RUN}/{key}")
+        os.dup2(control_fd, CONTROL_FD)  # last: any of the others may have had that number
+        os.set_inheritable(CONTROL_FD, True)
+
+    return begin
+
+
+def _set_up(script: str, pid: int, log: Path) -> None:
+    if script == "setup-namespaces":  # before sockets are made: connections on loopback need it
+        bring_loopback_up(pid)
+
+
+def _may_be_lazy(image: Image) -> bool:
+    limit = image.family.spec.limits.memory_bytes
+    roomy = limit is None or limit >= lazy.ROOM * image.memory_bytes
+    return roomy and image.memory_bytes >= lazy.FROM_BYTES
+
+
+def _room(node: Node) -> int:
+    """Bytes that a sandbox and those that were forked from it have below their memory limits."""
+    limit = node.family.spec.limits.memory_bytes
+    if limit is None:
+        return sys.maxsize
+    own = max(0, limit - node.group.memory_bytes())
+    return own + sum(_room(child) for child in node.children)
 
 
 def _show(source: str, target: str) -> None:

@@ -26,6 +26,9 @@ from .jobs import TIMED_OUT, Jobs
 
 # Below, criu copies all of it in less time than the pager takes to start and to bring what is touched at once.
 FROM_BYTES = 32 << 20
+# Only where the memory limit is that many times the image. What has not come when a process forks comes to each of both
+# on its own, where the origin's processes would share it: several may have all of it before the first has all.
+ROOM = 4
 _DEVICE = "userfaultfd"
 _LIBRARY = "uffd.so"
 _USERFAULTFD_IOC_NEW, _UFFDIO_API = 0xAA00, 0xC018AA3F
@@ -64,16 +67,18 @@ def prepare(folder: Path, run_fd: int) -> dict[str, str] | None:
 
 class Pager:
     """The supervisor's hold on the pager of one restored sandbox: it ends with that, or when all memory has come.
-    `ended` is called once, then.
+    `ended` is called once, then, with "" or why it has not brought all.
     """
 
-    def __init__(self, jobs: Jobs, work: Path, folder: int, ended: Callable[[], object]) -> None:
+    def __init__(self, jobs: Jobs, work: Path, folder: int, ended: Callable[[str], object]) -> None:
         """`work`: where criu will look for it. `folder`: of the images, open. Raises OSError."""
         self._jobs = jobs
         self._ended = ended
         self._lost: Callable[[str], object] | None = None
         self._root = -1
         self._complete = False
+        self._short = ""  # why the last order was refused
+        self._failure = ""
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with listener, theirs:
@@ -97,22 +102,52 @@ class Pager:
         self._root = os.pidfd_open(pid)
         self._lost = lost
         self._jobs.loop.watch(self._root, self._orphaned)
+        if self._failure:  # since criu's last word
+            self._lose()
 
-    def complete(self, timeout: float, done: Callable[[str], object]) -> None:
-        """All memory comes; `done` hears "", or why it has not. Raises OSError."""
+    def complete(self, room: int, timeout: float, done: Callable[[str], object]) -> None:
+        """All memory comes, if that is no more than `room` bytes, else none; `done` hears "", or why it has not.
+
+        Raises OSError.
+        """
+        self._short = ""
         if self._pidfd >= 0:
             with contextlib.suppress(OSError):  # it is ending
-                self._orders.send(pager.FINISH)
-        pidfd = self._pidfd
+                self._hear(room)  # an answer that came too late
+                self._short = ""
+                self._orders.send(b"%s %d" % (pager.FINISH, room))
+        pidfd, orders = self._pidfd, self._orders
 
         def waited(code: int) -> None:
             if code == TIMED_OUT:
                 done(f"its memory was not all there within {timeout:g} s")
                 return
             self._look()
-            done("" if self._complete else "the process that brings its memory has ended")
+            if self._pidfd >= 0:
+                self._hear(room)
+                done(self._short or "it is not known whether its memory is all there")
+            else:
+                done("" if self._complete else "the process that brings its memory has ended")
 
-        self._jobs.start(lambda: pidfd < 0 or _has_ended(pidfd, timeout), timeout, waited)
+        def wait() -> None:
+            if pidfd >= 0:
+                select.select([pidfd, orders.fileno()], [], [], timeout)
+                with contextlib.suppress(BlockingIOError):
+                    if orders.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT).startswith(pager.SHORT):
+                        return
+                _has_ended(pidfd, timeout)  # its last word comes right before
+
+        self._jobs.start(wait, timeout, waited)
+
+    def _hear(self, room: int) -> None:
+        """Whether it has refused an order."""
+        with contextlib.suppress(BlockingIOError):  # another, which was waited for too, has heard it
+            word, _, missing = self._orders.recv(64, socket.MSG_DONTWAIT).partition(b" ")
+            if word == pager.SHORT:
+                self._short = (
+                    f"{int(missing)} bytes of its processes' memory have not come yet, since it was restored, and its "
+                    f"memory limit leaves room for {room}: end some of the processes, or use a larger limit"
+                )
 
     def stop(self) -> None:
         """Kills it. Idempotent."""
@@ -144,21 +179,27 @@ class Pager:
         self._pidfd = -1
         with self._orders as orders:
             orders.setblocking(False)
-            try:
-                word = orders.recv(4096)
-            except OSError:
-                word = b""
+            word = b""
+            with contextlib.suppress(OSError):
+                while block := orders.recv(4096):
+                    word = block  # the last
         self._complete = word == pager.DONE
         if self._complete:
             self._unguard()
-        elif self._root >= 0:  # stays guarded: its keeper has to end with it
+        else:
             why = f": {word.decode(errors='replace')}" if word else ""
-            if self._lost is not None:
-                self._lost(f"the process that brings its memory has ended{why}")
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._root, signal.SIGKILL)
+            self._failure = f"the process that brings its memory has ended{why}"
+            if self._root >= 0:
+                self._lose()
         self._jobs.reap()
-        self._ended()
+        self._ended(self._failure)
+
+    def _lose(self) -> None:
+        """The sandbox can't go on. It stays guarded: the keeper has to end with it."""
+        if self._lost is not None:
+            self._lost(self._failure)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._root, signal.SIGKILL)
 
 
 def _has_ended(pidfd: int, patience: float = 0.0) -> bool:

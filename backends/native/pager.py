@@ -30,13 +30,17 @@ from . import rpc
 from .areas import Area, Areas
 
 SOCKET = "lazy-pages.socket"  # in criu's work folder
-FINISH, DONE = b"finish", b"done"  # the supervisor's order, and the word that all pages have come
+# The supervisor's order, with the bytes that there is room for; the answer when more are missing, with how many; and
+# the word that all pages have come.
+FINISH, SHORT, DONE = b"finish", b"short", b"done"
 PAGE = 4096
 _LEAST, _MOST = (
     1 << 16,
     1 << 20,
 )  # bytes brought for a fault: a block of the first, more where they come in sequence
 _RETRY = 0.001  # seconds
+# Ranges kept for one process: each page that it drops amid others may make one more. Beyond, pages come unasked.
+_RANGES = 1024
 
 # linux/userfaultfd.h
 _FAULT, _FORK, _REMAP = 0x12, 0x13, 0x14
@@ -80,6 +84,9 @@ class Memory:
         self._span = _LEAST
         self._swept = 0  # up to here `sweep` has been
         self._disturbed = False  # something changed while it went through
+        self._roomy = max(_RANGES, 2 * len(areas))
+        self.is_child = False  # of one that was restored
+        self.forked = False
 
     def read(self) -> list[Memory]:
         """Hears all that the kernel has to say; the memories of children that were forked."""
@@ -95,7 +102,9 @@ class Memory:
                     continue
                 self._disturbed = True
                 if kind == _FORK:
-                    children.append(Memory(first & 0xFFFFFFFF, self._pages, self.areas.copy()))
+                    child = Memory(first & 0xFFFFFFFF, self._pages, self.areas.copy())
+                    child.is_child = self.forked = True
+                    children.append(child)
                 elif kind == _REMAP:
                     self.areas.move(first, second, third)
                 else:  # removed or unmapped
@@ -110,6 +119,13 @@ class Memory:
                 return False
             del self._faults[page]
         return True
+
+    def is_wanted(self) -> bool:
+        """Whether all of it had better come unasked. What is missing at a fork is missing in both, and comes to each
+        on its own; what has come is shared. So one that forks gets all of its memory, which its origin had too, and
+        its later children share it.
+        """
+        return (self.forked and not self.is_child) or len(self.areas) > self._roomy
 
     def sweep(self) -> bool:
         """Brings some more that nobody has asked for; False when it is to be tried again a little later."""
@@ -215,6 +231,7 @@ class Server:
         self._criu: socket.socket | None = None
         self._memories: dict[int, Memory] = {}
         self._restored = self._finishing = False
+        self._room: int | None = None  # of an order that is to be decided on
         self._poll = select.epoll()
         for sock in (listener, orders):
             self._poll.register(sock, select.EPOLLIN)
@@ -233,6 +250,9 @@ class Server:
                     self._meet(self._criu)
             waits = [self._tend(memory) for memory in list(self._memories.values())]
             patience = min((wait for wait in waits if wait is not None), default=None)
+            if self._room is not None:
+                patience = 0.0
+                self._decide(self._room)
 
     def _tend(self, memory: Memory) -> float | None:
         """Does what there is to do for one; in how many seconds there is more, None: when the kernel says so."""
@@ -243,7 +263,8 @@ class Server:
             self._add(child)
         try:
             served = memory.serve()
-            sweeping = served and self._finishing and len(memory.areas) > 0
+            wanted = self._finishing or memory.is_wanted()
+            sweeping = served and wanted and len(memory.areas) > 0
             if sweeping:
                 served = memory.sweep()
         except ProcessLookupError:
@@ -262,9 +283,19 @@ class Server:
         return 0.0 if sweeping else None
 
     def _obey(self) -> None:
-        if self._orders.recv(64) != FINISH:
+        word, _, room = self._orders.recv(64).partition(b" ")
+        if word != FINISH:
             raise EOFError("the supervisor has hung up")
-        self._finishing = True
+        self._room = int(room)
+
+    def _decide(self, room: int) -> None:
+        """Bringing more than there is room for would have the kernel kill the sandbox."""
+        self._room = None
+        missing = sum(memory.areas.size() for memory in self._memories.values() if memory.exists())
+        if self._finishing or missing <= room:
+            self._finishing = True
+        else:
+            self._orders.send(b"%s %d" % (SHORT, missing))
 
     def _meet(self, criu: socket.socket) -> None:
         """A task's number, and its descriptor; or the word that there are no more (criu/uffd.c)."""

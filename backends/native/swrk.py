@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from .jobs import TIMED_OUT, Jobs
 RUN = "/run"
 ROOT = f"{RUN}/root"  # where a restored tree's root is mounted, for criu alone
 CONTROL_FD = 100  # what `begin` may put something at
+_PID = "pid"  # in its work folder
 _NEVER_BEGAN = 127  # exit code of a job
 _COMMON: dict[str, rpc.Value] = {
     "log_level": 2,  # warnings: of what it leaves out
@@ -89,9 +91,11 @@ class Workplace:
             os.mkdir(name, dir_fd=self.run_fd)
         return True
 
-    def start(self, task: Task, meanwhile: Callable[[Path, int], None] | None = None) -> None:
+    def start(
+        self, task: Task, meanwhile: Callable[[Path, int], None] | None = None
+    ) -> Callable[[str], None]:
         """`meanwhile` is called when criu's process is there, and waits: with its work folder, and the images' as a
-        descriptor. Raises OSError.
+        descriptor. What is returned ends the run, for a reason, if it still goes on. Raises OSError.
         """
         self._count += 1
         run = _Run(self, task, f"w{self._count}")
@@ -103,6 +107,7 @@ class Workplace:
         except BaseException:
             run.close()
             raise
+        return run.abandon
 
     def enter(self) -> None:
         """In a job's process: a mount namespace with that /run, where only our own folder is as it was."""
@@ -158,7 +163,18 @@ class _Run:
         os.close(self._work)
         shutil.rmtree(f"/proc/self/fd/{self._workplace.run_fd}/{self._name}", ignore_errors=True)
 
+    def abandon(self, reason: str) -> None:
+        """Kills criu and what is of its session; `done` hears the reason."""
+        if not self._open or self._failure:
+            return
+        self._failure = reason
+        with contextlib.suppress(OSError, ValueError):  # it has not come so far, and finds the socket closed
+            os.killpg(int((self.place / _PID).read_text()), signal.SIGKILL)
+        self._loop.unwatch(self._ours.fileno())
+        self._ours.close()
+
     def _become_criu(self) -> None:
+        (self.place / _PID).write_text(str(os.getpid()))
         # What goes wrong before there is a criu.
         os.dup2(os.open(self._log, os.O_WRONLY | os.O_CREAT, 0o600), 2)
         self._workplace.enter()
@@ -210,7 +226,7 @@ class _Run:
             how = (
                 f"did not end within {self._task.timeout:g} s" if code == TIMED_OUT else f"ended with {code}"
             )
-            self._end(f"criu {how}: {_first_error(self._log)}", 0)
+            self._end(self._failure or f"criu {how}: {_first_error(self._log)}", 0)
 
     def _end(self, reason: str, pid: int) -> None:
         if self._open:
