@@ -26,9 +26,9 @@ from .jobs import TIMED_OUT, Jobs
 
 # Below, criu copies all of it in less time than the pager takes to start and to bring what is touched at once.
 FROM_BYTES = 32 << 20
-# Only where the memory limit is that many times the image. What has not come when a process forks comes to each of both
-# on its own, where the origin's processes would share it: several may have all of it before the first has all.
-ROOM = 4
+# Only where the memory limit is that many times the image. What has not come when a process forks comes to both on its
+# own, where in the origin they share it: the first child may need as much again, and is not to be killed for it.
+ROOM = 3
 _DEVICE = "userfaultfd"
 _LIBRARY = "uffd.so"
 _USERFAULTFD_IOC_NEW, _UFFDIO_API = 0xAA00, 0xC018AA3F
@@ -102,6 +102,9 @@ class Pager:
         self._root = os.pidfd_open(pid)
         self._lost = lost
         self._jobs.loop.watch(self._root, self._orphaned)
+        if self._pidfd >= 0:
+            with contextlib.suppress(OSError):  # it is ending
+                self._orders.send(b"%s %d" % (pager.ROOT, pid))
         if self._failure:  # since criu's last word
             self._lose()
 

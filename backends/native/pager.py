@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -21,24 +20,24 @@ import select
 import signal
 import socket
 import struct
+import time
 from pathlib import Path
 from typing import NoReturn
 
 from sandbox_gym.guest import syscalls
 
-from . import rpc
 from .areas import Area, Areas
+from .pages import MOST, PAGE, Pages, read_image
+from .standstill import Standstill, is_forking
 
 SOCKET = "lazy-pages.socket"  # in criu's work folder
 # The supervisor's order, with the bytes that there is room for; the answer when more are missing, with how many; and
 # the word that all pages have come.
 FINISH, SHORT, DONE = b"finish", b"short", b"done"
-PAGE = 4096
-_LEAST, _MOST = (
-    1 << 16,
-    1 << 20,
-)  # bytes brought for a fault: a block of the first, more where they come in sequence
+ROOT = b"root"  # the supervisor's word, with the number of the sandbox's first process
+_LEAST = 1 << 16  # bytes brought for a fault: such a block, more where they come in sequence
 _RETRY = 0.001  # seconds
+_STILL = 10.0  # seconds that a sandbox stands still for its memory at most
 # Ranges kept for one process: each page that it drops amid others may make one more. Beyond, pages come unasked.
 _RANGES = 1024
 
@@ -50,26 +49,10 @@ _PROTECT = struct.Struct("3Q")
 _UFFDIO_WAKE, _UFFDIO_COPY = 0x8010AA02, 0xC028AA03
 _UFFDIO_ZEROPAGE, _UFFDIO_WRITEPROTECT = 0xC020AA04, 0xC018AA06
 _CLONE_FILES = 0x400
-_PE_LAZY = 2  # criu/include/pagemap.h
 _TASK = struct.Struct("i")
 _RESTORED = 0x52535446  # criu/uffd.c
 _PASSING = {errno.EAGAIN, errno.ENOMEM, errno.ENOENT, errno.EEXIST}
 _LOWEST = 1 << 16  # an address that a program may use
-
-
-class Pages:
-    """The file that holds a task's pages, and a buffer that the kernel copies from."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._block = bytearray(_MOST)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._block))
-
-    def load(self, offset: int, length: int) -> None:
-        """Fills the buffer's start. Raises OSError."""
-        view = memoryview(self._block)[:length]
-        if os.preadv(self._fd, [view], offset) != length:
-            raise OSError(errno.EIO, "an image's pages break off")
 
 
 class Memory:
@@ -136,13 +119,17 @@ class Memory:
             self._swept, self._disturbed = 0, False
             return False
         start = max(area[0], self._swept)
-        end = min(area[1], start + _MOST)
+        end = min(area[1], start + MOST)
         done, error = self._copy(start, end)
         while error == errno.ENOENT and end - start > PAGE:  # it must lie in one mapping
             end = start + (end - start) // 2 // PAGE * PAGE
             done, error = self._copy(start, end)
         self._swept = end if error == errno.ENOENT else done
         return error in {0, errno.ENOENT}
+
+    def is_changing(self) -> bool:
+        """Whether an event is on its way, whose thread waits until it is read."""
+        return self._state() == errno.EAGAIN
 
     def exists(self) -> bool:
         """The kernel tells nobody when a process ends."""
@@ -183,7 +170,7 @@ class Memory:
 
     def _ahead(self, page: int) -> int:
         """How many bytes to bring: the more, the longer they have been asked for one after another."""
-        self._span = min(2 * self._span, _MOST) if page == self._next else _LEAST
+        self._span = min(2 * self._span, MOST) if page == self._next else _LEAST
         return self._span
 
     def _copy(self, start: int, end: int) -> tuple[int, int]:
@@ -231,6 +218,7 @@ class Server:
         self._criu: socket.socket | None = None
         self._memories: dict[int, Memory] = {}
         self._restored = self._finishing = False
+        self._root = 0  # the sandbox's first process, once it is known
         self._room: int | None = None  # of an order that is to be decided on
         self._poll = select.epoll()
         for sock in (listener, orders):
@@ -258,10 +246,17 @@ class Server:
         """Does what there is to do for one; in how many seconds there is more, None: when the kernel says so."""
         if self._memories.get(memory.fd) is not memory:  # another's turn has shown that it is gone
             return None
-        children = memory.read()
-        for child in children:
-            self._add(child)
+        may_fork = self._root and not memory.is_child and not memory.forked
+        children: list[Memory] = []
         try:
+            held = may_fork and memory.is_changing() and is_forking(self._root)
+            if not held:
+                children = memory.read()
+                held = may_fork and memory.forked
+            if held:
+                children += self._bring_all(memory)
+            for child in children:
+                self._add(child)
             served = memory.serve()
             wanted = self._finishing or memory.is_wanted()
             sweeping = served and wanted and len(memory.areas) > 0
@@ -282,11 +277,29 @@ class Server:
             return None
         return 0.0 if sweeping else None
 
+    def _bring_all(self, memory: Memory) -> list[Memory]:
+        """What a process lacks, before it can fork once more; the children that it has forked. It may have a whole pool
+        of them in the time that it takes.
+        """
+        until = time.monotonic() + _STILL
+        with Standstill(self._root):
+            children = memory.read()
+            while not memory.forked and memory.is_changing() and time.monotonic() < until:
+                children += memory.read()  # it comes when the kernel has copied all
+            with contextlib.suppress(ProcessLookupError):  # its children may live on
+                while memory.forked and len(memory.areas) and time.monotonic() < until:
+                    memory.sweep()
+                    children += memory.read()
+        return children
+
     def _obey(self) -> None:
-        word, _, room = self._orders.recv(64).partition(b" ")
-        if word != FINISH:
+        word, _, number = self._orders.recv(64).partition(b" ")
+        if word == ROOT:
+            self._root = int(number)
+        elif word == FINISH:
+            self._room = int(number)
+        else:
             raise EOFError("the supervisor has hung up")
-        self._room = int(room)
 
     def _decide(self, room: int) -> None:
         """Bringing more than there is room for would have the kernel kill the sandbox."""
@@ -321,36 +334,6 @@ class Server:
         """What is in no area is the kernel's to answer from now on."""
         if self._memories.pop(memory.fd, None) is not None:
             os.close(memory.fd)
-
-
-def read_image(folder: int, pid: int) -> tuple[Pages, Areas]:
-    """A task's pages that criu leaves out. Raises OSError, ValueError."""
-    head, *entries = _messages(_read(folder, f"pagemap-{pid}.img"))
-    offset = 0
-    areas: list[Area] = []
-    for entry in entries:
-        start, size = entry[1], (entry.get(5) or entry[2]) * PAGE  # 5: from criu 4.2 on
-        if entry.get(4, 0) & _PE_LAZY:
-            areas.append((start, start + size, offset))
-        offset += size
-    fd = os.open(f"pages-{head[1]}.img", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-    return Pages(fd), Areas(areas)
-
-
-def _read(folder: int, name: str) -> bytes:
-    with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
-        return file.read()
-
-
-def _messages(image: bytes) -> list[dict[int, int]]:
-    """What an image consists of: two magic numbers, and messages with their lengths before them."""
-    found, place = [], 8
-    while place < len(image):
-        (length,) = struct.unpack_from("I", image, place)
-        place += 4
-        found.append(dict(rpc.fields(image[place : place + length])))
-        place += length
-    return found
 
 
 def serve(listener: socket.socket, orders: socket.socket, folder: int) -> NoReturn:

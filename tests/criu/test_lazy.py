@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox_gym.backends import lookup
-from sandbox_gym.backends.native import criu, lazy, pager
+from sandbox_gym.backends.native import criu, lazy, pages
 from sandbox_gym.backends.native.areas import Areas
 from sandbox_gym.errors import SandboxDied, SnapshotError
 from sandbox_gym.guest.wire import Op
@@ -557,7 +557,7 @@ def test_an_image_of_either_criu_is_read(tmp_path: Path) -> None:
     (tmp_path / "pages-3.img").write_bytes(bytes(6 * 4096))
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        _, areas = pager.read_image(folder, 1)
+        _, areas = pages.read_image(folder, 1)
     finally:
         os.close(folder)
     assert list(areas) == [(0x20000, 0x23000, 0x2000), (0x30000, 0x31000, 0x5000)]
