@@ -193,6 +193,8 @@ class Maker:
     def _branch(self, image: Image, limits: Limits, used: int) -> Parts:
         """Parts whose layer goes on from the image's newest."""
         parts = self.spares.take(limits, self._userns, 0, 0)
+        if not image.layers:  # one that was loaded, where nothing was ever written
+            return parts
         try:
             layer = self.spares.store.branch(image.layers[0], self.spares.owner)
             parts.layer.release()
