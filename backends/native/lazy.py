@@ -99,6 +99,8 @@ class Pager:
 
         Raises ProcessLookupError when it has ended already.
         """
+        if self._complete:
+            return
         self._root = os.pidfd_open(pid)
         self._lost = lost
         self._jobs.loop.watch(self._root, self._orphaned)

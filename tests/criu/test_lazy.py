@@ -448,6 +448,137 @@ def test_children_that_have_ended_leave_nothing_in_the_pager(image: Snapshot) ->
         assert most <= 4  # those of two processes, and of the child that was last
 
 
+# ---- what it costs ---------------------------------------------------------------------------------------------------
+
+
+@needs_lazy
+def test_children_forked_at_once_share_what_had_not_come(copy: Sandbox) -> None:
+    """All but the first, which is on its way when the pager hears of it."""
+    code = """
+reader, writer = os.pipe()
+def private():
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+children = []
+for _ in range(6):
+    pid = os.fork()
+    if pid == 0:
+        failed = bool(wrong(big, 0, range(PAGES)))
+        os.write(writer, b"%d\\n" % (private() >> 10))
+        time.sleep(30)  # what is shared with nobody alive is private
+        os._exit(failed)
+    children.append(pid)
+answers = b""
+while answers.count(b"\\n") < 6: answers += os.read(reader, 100)
+for pid in children: os.kill(pid, 9)
+all(os.waitpid(pid, 0) for pid in children), sorted(map(int, answers.split()))[4] < 16
+"""
+    assert run(copy, code.replace("\\\\", "\\")) == "(True, True)"
+
+
+@needs_lazy
+def test_standing_still_at_a_fork_changes_nothing_for_others() -> None:
+    prepare = """
+import select, signal
+count = 0
+def heard(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGUSR1, heard)
+def started(body):
+    pid = os.fork()
+    if pid == 0:
+        body()
+        os._exit(7)
+    return pid
+stopped = started(lambda: time.sleep(3600))
+os.kill(stopped, signal.SIGSTOP)
+os.waitpid(stopped, os.WUNTRACED)
+r, w = os.pipe()
+def wait_for_word():
+    poll = select.epoll(); poll.register(r); poll.poll(); os._exit(os.read(r, 10) == b"word")
+waiting = started(wait_for_word)
+def state(pid): return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+"""
+    code = """
+sender = subprocess.Popen(["sh", "-c", f"for i in 1 2 3 4 5 6 7 8; do kill -USR1 {os.getpid()}; sleep 0.02; done"])
+child = os.fork()
+if child == 0: os._exit(bool(wrong(big, 0, range(PAGES))))
+os.write(w, b"word")
+codes = [os.waitpid(child, 0)[1], os.waitpid(waiting, 0)[1] >> 8, sender.wait(), state(stopped)]
+os.kill(stopped, signal.SIGKILL)
+codes + [os.waitpid(stopped, 0)[1], count]
+"""
+    with Sandbox.create(memory="1Gi", cpus=2) as box:
+        run(box, _BUILD + prepare)
+        snapshot = box.snapshot(engine="criu")
+        before = pagers()
+        with Sandbox.restore(snapshot) as copy:
+            assert pagers() > before
+            assert run(copy, code) == "[0, 1, 0, 'T', 9, 8]"
+        snapshot.delete()
+
+
+@needs_lazy
+def test_a_snapshot_that_has_no_room_for_what_is_missing_is_refused_and_harms_nobody(plain: Snapshot) -> None:
+    with Sandbox.restore(plain) as copy:
+        run(copy, "pid = os.fork()\nif not pid: time.sleep(60)")  # lacks all
+        run(copy, "blob = b'x' * (400 * MB)")
+        with pytest.raises(SnapshotError, match="memory limit leaves room for"):
+            copy.snapshot(engine="criu")
+        assert run(copy, "del blob; wrong(big, 0, range(PAGES))") == "[]"
+        snapshot = copy.snapshot(engine="criu")
+        with Sandbox.restore(snapshot) as other:
+            assert run(other, "os.kill(pid, 9); os.waitpid(pid, 0); wrong(big, 0, range(PAGES))") == "[]"
+        snapshot.delete()
+
+
+@needs_lazy
+def test_without_room_below_the_limit_all_comes_at_once() -> None:
+    before = pagers()
+    with Sandbox.create(memory="128Mi") as box:
+        run(box, _BUILD)
+        snapshot = box.snapshot(engine="criu")
+        assert snapshot.memory_bytes > lazy.FROM_BYTES
+    with Sandbox.restore(snapshot) as copy:
+        assert pagers() == before
+        assert run(copy, "wrong(big, 0, range(PAGES))") == "[]"
+    snapshot.delete()
+
+
+@needs_lazy
+def test_what_a_pager_keeps_is_bounded(copy: Sandbox) -> None:
+    run(copy, "for i in range(0, PAGES, 2): big.madvise(mmap.MADV_DONTNEED, i << 12, 1 << 12)")
+    eventually(lambda: private_bytes(copy) > 16 * MB)  # of the 24 that are left: unasked
+    assert run(copy, "wrong(big, 0, range(1, PAGES, 2)) + wrong(big, None, range(0, PAGES, 2))") == "[]"
+
+
+@needs_lazy
+def test_a_restore_whose_pager_is_killed_fails_at_once(image: Snapshot) -> None:
+    before = descendants(os.getpid())
+    failures: list[BaseException] = []
+
+    def restore() -> None:
+        try:
+            with Sandbox.restore(image) as copy:  # it may just have been ready
+                run(copy, "wrong(big, 0, range(PAGES))")
+        except (SandboxDied, SnapshotError) as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=restore)
+    started = time.monotonic()
+    thread.start()
+    found: set[int] = set()
+    while not found:
+        assert time.monotonic() < started + 5
+        made = descendants(os.getpid()) - before
+        found = {pid for pid in made if _userfaultfds(pid) and _parent(pid) not in made}
+    os.kill(found.pop(), signal.SIGKILL)
+    thread.join(timeout=10)
+    assert not thread.is_alive() and "ended" in str(failures[0])
+    eventually(lambda: not pagers() & (descendants(os.getpid()) - before))
+
+
 # ---- the parts ------------------------------------------------------------------------------------------------------
 
 
