@@ -174,10 +174,10 @@ class Maker:
     def _mount(self, family: Family, source: Node | Image | None) -> tuple[Parts, int]:
         limits = family.spec.limits
         used = source.disk_bytes() if source is not None else 0
-        if isinstance(source, Image):
+        if isinstance(source, Image) and not source.loaded:
             parts = self._branch(source, limits, used)
         else:
-            userns = source.userns if source is not None else self._userns
+            userns = source.userns if isinstance(source, Node) else self._userns
             below = source.layers if source is not None else ()
             above = max((layer.top for layer in below), default=0)
             parts = self.spares.take(limits, userns, used, above)
@@ -193,8 +193,6 @@ class Maker:
     def _branch(self, image: Image, limits: Limits, used: int) -> Parts:
         """Parts whose layer goes on from the image's newest."""
         parts = self.spares.take(limits, self._userns, 0, 0)
-        if not image.layers:  # one that was loaded, where nothing was ever written
-            return parts
         try:
             layer = self.spares.store.branch(image.layers[0], self.spares.owner)
             parts.layer.release()

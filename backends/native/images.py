@@ -50,6 +50,7 @@ class Image:
     handles: int = 1
     restoring: int = 0
     created: float = field(default_factory=time.time)
+    loaded: bool = False  # from an archive: its layers stay as they are, to be stored once wherever they are used
     depth: int = -1  # its copies are no deeper than a first guest
 
     def disk_bytes(self) -> int:

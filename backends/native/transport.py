@@ -134,7 +134,7 @@ class Transport:
         folder = self._folder / f"loaded-{self._count}"
         folder.mkdir()
         inode, memory = int(request["control_inode"]), int(request["memory_bytes"])
-        image = Image(secrets.token_hex(6), family, (), folder, inode, memory)
+        image = Image(secrets.token_hex(6), family, (), folder, inode, memory, loaded=True)
         try:
             above = 0
             for count in reversed(files):  # the oldest first: their inode numbers rise
