@@ -6,7 +6,7 @@ set -euo pipefail
 
 oldest=4.1 # the first that takes the kernels that sandboxes need; Debian 12 has 3.17.1
 target=/usr/local/sbin/criu
-patch=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/criu-posix-locks.patch
+patches=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/criu-patches
 suites=(sid trixie) # from Linux 6.16 on, criu before 4.2 can dump no TCP or UDP socket; trixie has 4.1
 build_packages=(build-essential pkg-config protobuf-c-compiler protobuf-compiler libprotobuf-c-dev
   libprotobuf-dev libnl-3-dev libcap-dev libnet1-dev libbsd-dev libnftables-dev libgnutls28-dev uuid-dev
@@ -98,14 +98,19 @@ fetch_source() { # FILE:LINE, suite
   logged tar -xf "$state"/criu_*.orig.tar.* -C "$work/source" --strip-components=1
 }
 
-mend() { # a criu without it works too, but refuses processes that have locked a file and mapped it
-  if logged patch -d "$work/source" -p1 --dry-run -i "$patch"; then
+mend() { # a criu without the patches works too, but then some processes are refused
+  local patch
+  for patch in "$patches"/*.patch; do
+    if ! logged patch -d "$work/source" -p1 --dry-run -i "$patch"; then
+      say "$patch does not fit the source: going on without any"
+      return 0
+    fi
+  done
+  for patch in "$patches"/*.patch; do
     logged patch -d "$work/source" -p1 -i "$patch"
-    # shellcheck disable=SC2016
-    echo 'CRIU_VERSION := $(CRIU_VERSION)-posix-locks' >>"$work/source/Makefile.versions"
-  else
-    say "$patch does not fit the source: going on without"
-  fi
+  done
+  # shellcheck disable=SC2016
+  echo 'CRIU_VERSION := $(CRIU_VERSION)-sandbox-gym' >>"$work/source/Makefile.versions"
 }
 
 build() {

@@ -30,9 +30,7 @@ class Criu:
 
     path: str
     version: tuple[int, ...]
-    keeps_posix_locks: bool = (
-        False  # of a process on a file that it has mapped: scripts/criu-posix-locks.patch
-    )
+    mended: bool = False  # whether it has what scripts/criu-patches brings
 
     def __str__(self) -> str:
         return f"{self.path} {_dotted(self.version)}"
@@ -74,7 +72,7 @@ def look() -> Criu | Lack:
         stated = _stated_version(path)
         version = tuple(map(int, re.findall(r"\d+", stated.split("-")[0])))
         if version >= _OLDEST:
-            return Criu(path, version, keeps_posix_locks="posix-locks" in stated)
+            return Criu(path, version, mended=stated.endswith("-sandbox-gym"))
         unfit.append(f"{path} is {_dotted(version)}" if version else f"{path} does not tell its version")
     needed = f"criu {_dotted(_OLDEST)} or newer is needed"
     if chosen:
@@ -116,7 +114,7 @@ def _candidates() -> list[str]:
 
 
 def _stated_version(path: str) -> str:
-    """Such as "4.2.1-posix-locks"; "" where it can't be run, or prints none."""
+    """Such as "4.2.1-sandbox-gym"; "" where it can't be run, or prints none."""
     try:
         result = subprocess.run(
             [path, "--version"], check=True, capture_output=True, timeout=_SECONDS, stdin=subprocess.DEVNULL

@@ -37,6 +37,8 @@ _NAMESPACES = [
 _OF_A_THREAD = ("mnt", "net", "uts", "ipc", "cgroup")
 _ANONYMOUS = {"inotify", "[eventfd]", "[eventpoll]", "[signalfd]", "[timerfd]", "[pidfd]"}
 _DEVICES = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)} | {os.makedev(5, 0), os.makedev(5, 2)}
+_DEV_TTY = os.makedev(5, 0)
+_MENDS = "scripts/install-criu.sh builds"
 _TERMINALS = range(136, 144)  # major numbers of /dev/pts/*
 _FAMILIES = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET}
 _PROTOCOLS = {0, socket.IPPROTO_TCP, socket.IPPROTO_UDP, 136}  # 136: UDP-Lite
@@ -251,10 +253,13 @@ class _Looker:
             raise _Refused(f"{holder} is a folder that signals its changes ({target}, F_NOTIFY)")
         if mount and mount[1] not in self._mounts and not target.startswith("/memfd:"):
             raise _Refused(f"{holder} is of a file system that is not mounted in the sandbox ({target})")
-        if b": POSIX " in info and not self._criu.keeps_posix_locks and _has_mapped(process.pid, target):
+        if self._criu.mended:
+            return
+        if status.st_rdev == _DEV_TTY:
+            raise _Refused(f"{holder} is /dev/tty, which only a criu that {_MENDS} takes")
+        if b": POSIX " in info and _has_mapped(process.pid, target):
             raise _Refused(
-                f"{holder} holds a lock on {target}, which is mapped too: {self._criu} would lose the lock; one that "
-                "scripts/install-criu.sh builds would not"
+                f"{holder} holds a lock on {target}, which is mapped too: only a criu that {_MENDS} keeps it"
             )
 
     def _check_anonymous(self, pid: int, fd: int, kind: str, info: bytes, holder: str) -> None:

@@ -47,7 +47,7 @@ def test_the_one_that_is_installed() -> None:
     found = criu.find()
     said = subprocess.run([found.path, "--version"], capture_output=True, text=True, check=True, timeout=10)
     assert f"Version: {'.'.join(map(str, found.version))}" in said.stdout
-    assert found.keeps_posix_locks == ("-posix-locks\n" in said.stdout)
+    assert found.mended == ("-sandbox-gym\n" in said.stdout)
     assert found.version >= (4, 1)
     assert criu.find() is found
 

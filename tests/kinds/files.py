@@ -133,6 +133,7 @@ FILES: dict[str, Kind] = {
         "fcntl.lockf(s, fcntl.LOCK_EX, 1, 128)",
         "'POSIX' in open(f'/proc/self/fdinfo/{s.fileno()}').read()",
         fork="lock|MAP_SHARED",
+        mended=True,
     ),
     "lock of an open file": Kind(
         "s = open('f', 'w'); fcntl.fcntl(s, 37, struct.pack('hhlli4x', 1, 0, 0, 0, 0))",
@@ -224,6 +225,7 @@ FILES: dict[str, Kind] = {
         "s > 0",
         fork="secretmem",
         criu="secretmem",
+        optional=True,
     ),
     "System V memory": Kind(
         "i = C.shmget(77, 8192, 0o1666); C.shmat.restype = ctypes.c_void_p; a = C.shmat(i, None, 0); ctypes.memmove(a, b'held', 4)",

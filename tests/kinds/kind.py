@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
+
+from sandbox_gym.backends.native import criu
+from sandbox_gym.sandbox import Sandbox
+
 PRELUDE = """
 import ctypes, fcntl, mmap, os, select, signal, socket, struct, subprocess, sys, threading, time
 C = ctypes.CDLL(None, use_errno=True)
@@ -50,10 +55,23 @@ def finish():
 class Kind:
     """`hold`: code that makes it. `check`: code whose last expression is true where it has gone on, in the source and
     in each copy. `fork`, `criu`: words of the engine's refusal, "" where it takes it. Between bars: one of fork's, all
-    of criu's.
+    of criu's. `optional`: not each kernel has it. `mended`: it needs a criu that scripts/install-criu.sh builds.
     """
 
     hold: str
     check: str
     fork: str = ""
     criu: str = ""
+    optional: bool = False
+    mended: bool = False
+
+
+def hold(box: Sandbox, kind: Kind) -> None:
+    """Makes it in a sandbox, or skips the test."""
+    result = box.run_code(f"{PRELUDE}\n{kind.hold}")
+    if kind.optional and not result.ok:
+        pytest.skip(f"not here: {result.error and result.error.message}")
+    assert result.ok, result.error
+    lack = criu.look()
+    if kind.mended and not (isinstance(lack, criu.Criu) and lack.mended):
+        pytest.skip("criu is not one that scripts/install-criu.sh has built")

@@ -130,11 +130,12 @@ SOCKETS: dict[str, Kind] = {
         "b.recv(1, socket.MSG_OOB) == b'o'",
         fork="socket:",
         criu=f"{_NAMED}|urgent",
+        optional=True,
     ),
     # ---- loopback -----------------------------------------------------------------------------------------------
     "tcp server": Kind(_TCP, _CALL, fork="socket:"),
     "tcp server on IPv6": Kind(
-        "s = socket.create_server(('::1', 0), family=socket.AF_INET6)", _CALL, fork="socket:"
+        "s = socket.create_server(('::1', 0), family=socket.AF_INET6)", _CALL, fork="socket:", optional=True
     ),
     "tcp socket": Kind(
         "s = socket.socket(); s.bind(('127.0.0.1', 0))", "s.listen(); " + _CALL, fork="socket:"
@@ -149,12 +150,14 @@ SOCKETS: dict[str, Kind] = {
         "d, _ = s.accept(); c.send(b'held')",
         "d.recv(9) == b'held' and c.send(b'x') == 1 and d.recv(1) == b'x'",
         fork="socket:",
+        optional=True,
     ),
     "tcp connection on both": Kind(
         "s = socket.create_server(('', 0), family=socket.AF_INET6, dualstack_ipv6=True)\n"
         "c = socket.create_connection(('127.0.0.1', s.getsockname()[1])); d, _ = s.accept(); c.send(b'held')",
         "d.recv(9) == b'held' and d.send(b'x') == 1 and c.recv(1) == b'x'",
         fork="socket:",
+        optional=True,
     ),
     "tcp connection that is full": Kind(_CONNECTED + _FILL, _DRAIN, fork="socket:"),
     "tcp connection, half closed": Kind(
@@ -192,7 +195,7 @@ SOCKETS: dict[str, Kind] = {
         criu=f"{_NAMED}|multicast",
     ),
     "raw socket": Kind("s = socket.socket(2, 3, 1)", "s.fileno() > 2", fork="socket:"),
-    "packet socket": Kind("s = socket.socket(17, 3, 3)", "s.fileno() > 2", fork="socket:"),
+    "packet socket": Kind("s = socket.socket(17, 3, 3)", "s.fileno() > 2", fork="socket:", optional=True),
     "netlink": Kind("s = socket.socket(16, 3, 0); s.bind((0, 0))", "s.getsockname()[0] != 0", fork="socket:"),
     "netlink answers that wait": Kind(
         "s = socket.socket(16, 3, 0); s.bind((0, 0)); s.send(struct.pack('IHHIIB3x', 20, 18, 0x301, 1, 0, 0)); until(lambda: select.select([s], [], [], 0)[0])",
@@ -200,7 +203,22 @@ SOCKETS: dict[str, Kind] = {
         fork="socket:",
         criu=f"{_NAMED}|wait to be read",
     ),
-    "mptcp": Kind("s = socket.socket(2, 1, 262)", "s.fileno() > 2", fork="socket:", criu=f"{_NAMED}|262"),
+    "mptcp": Kind(
+        "s = socket.socket(2, 1, 262)", "s.fileno() > 2", fork="socket:", criu=f"{_NAMED}|262", optional=True
+    ),
+    "vsock": Kind(
+        "s = socket.socket(40, 1)", "s.fileno() > 2", fork="socket:", criu=f"{_NAMED}|VSOCK", optional=True
+    ),
+    "sctp": Kind(
+        "s = socket.socket(2, 1, 132)", "s.fileno() > 2", fork="socket:", criu=f"{_NAMED}|132", optional=True
+    ),
+    "ciphers": Kind(
+        "s = socket.socket(38, 5); s.bind(('hash', 'sha256'))",
+        "s.fileno() > 2",
+        fork="socket:",
+        criu=f"{_NAMED}|ALG",
+        optional=True,
+    ),
     # ---- terminals ----------------------------------------------------------------------------------------------
     "terminal": Kind(
         "m, s = os.openpty(); os.write(s, b'held')",
@@ -214,6 +232,15 @@ SOCKETS: dict[str, Kind] = {
     ),
     "terminal's input that waits": Kind(
         "m, s = os.openpty(); os.write(m, b'held\\n')", "os.read(s, 9) == b'held\\n'", fork="terminal"
+    ),
+    "terminal by its general name": Kind(
+        "import pty\np, m = pty.fork()\n"
+        "if p == 0:\n"
+        "    t = os.open('/dev/tty', os.O_RDWR); os.write(t, b'up'); b = os.read(t, 9); os.write(t, b'got-' + b); time.sleep(600)\n"
+        "q = b''\nwhile b'up' not in q: q += os.read(m, 99)",
+        "os.write(m, b'hey\\n'); q = b''\nwhile b'got-hey' not in q: q += os.read(m, 99)\nTrue",
+        fork="python",
+        mended=True,
     ),
     "terminal whose master has gone": Kind(
         "m, s = os.openpty(); os.close(m)", "os.read(s, 1) == b''", fork="terminal"

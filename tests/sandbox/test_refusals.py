@@ -7,14 +7,14 @@ import pytest
 from sandbox_gym.errors import SnapshotError
 from sandbox_gym.sandbox import Sandbox
 from tests.kinds.catalogue import KINDS
-from tests.kinds.kind import PRELUDE
+from tests.kinds.kind import hold
 
 
 @pytest.mark.parametrize("what", [name for name, kind in KINDS.items() if kind.fork])
 def test_what_a_fork_would_lose_is_refused_by_name(box: Sandbox, what: str) -> None:
     kind = KINDS[what]
-    result = box.run_code(f"{PRELUDE}\nkept = 1\n{kind.hold}")
-    assert result.ok, result.error
+    hold(box, kind)
+    box.run_code("kept = 1")
     with pytest.raises(SnapshotError, match=box.name) as caught:
         box.snapshot(engine="fork")
     assert any(words in str(caught.value) for words in kind.fork.split("|")), str(caught.value)
