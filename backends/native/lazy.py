@@ -27,8 +27,9 @@ from .jobs import TIMED_OUT, Jobs
 # Below, criu copies all of it in less time than the pager takes to start and to bring what is touched at once.
 FROM_BYTES = 32 << 20
 # Only where the memory limit is that many times the image. What has not come when a process forks comes to both on its
-# own, where in the origin they share it: the first child may need as much again, and is not to be killed for it.
-ROOM = 3
+# own, where in the origin they share it: a first child may need as much again, and its first child, and none is to be
+# killed for that.
+ROOM = 4
 _DEVICE = "userfaultfd"
 _LIBRARY = "uffd.so"
 _USERFAULTFD_IOC_NEW, _UFFDIO_API = 0xAA00, 0xC018AA3F

@@ -37,6 +37,9 @@ FINISH, SHORT, DONE = b"finish", b"short", b"done"
 ROOT = b"root"  # the supervisor's word, with the number of the sandbox's first process
 _LEAST = 1 << 16  # bytes brought for a fault: such a block, more where they come in sequence
 _RETRY = 0.001  # seconds
+# Those that get all when they fork: a program's own processes, and a child that forks a pool. Each may cost the image's
+# size once more than in the origin.
+_GENERATIONS = 2
 _STILL = 10.0  # seconds that a sandbox stands still for its memory at most
 # Ranges kept for one process: each page that it drops amid others may make one more. Beyond, pages come unasked.
 _RANGES = 1024
@@ -68,7 +71,7 @@ class Memory:
         self._swept = 0  # up to here `sweep` has been
         self._disturbed = False  # something changed while it went through
         self._roomy = max(_RANGES, 2 * len(areas))
-        self.is_child = False  # of one that was restored
+        self.generation = 0  # of those that were restored; their children are the first
         self.forked = False
 
     def read(self) -> list[Memory]:
@@ -86,7 +89,7 @@ class Memory:
                 self._disturbed = True
                 if kind == _FORK:
                     child = Memory(first & 0xFFFFFFFF, self._pages, self.areas.copy())
-                    child.is_child = self.forked = True
+                    child.generation, self.forked = self.generation + 1, True
                     children.append(child)
                 elif kind == _REMAP:
                     self.areas.move(first, second, third)
@@ -108,7 +111,7 @@ class Memory:
         on its own; what has come is shared. So one that forks gets all of its memory, which its origin had too, and
         its later children share it.
         """
-        return (self.forked and not self.is_child) or len(self.areas) > self._roomy
+        return (self.forked and self.generation < _GENERATIONS) or len(self.areas) > self._roomy
 
     def sweep(self) -> bool:
         """Brings some more that nobody has asked for; False when it is to be tried again a little later."""
@@ -246,7 +249,7 @@ class Server:
         """Does what there is to do for one; in how many seconds there is more, None: when the kernel says so."""
         if self._memories.get(memory.fd) is not memory:  # another's turn has shown that it is gone
             return None
-        may_fork = self._root and not memory.is_child and not memory.forked
+        may_fork = self._root and memory.generation < _GENERATIONS and not memory.forked
         children: list[Memory] = []
         try:
             held = may_fork and memory.is_changing() and is_forking(self._root)
