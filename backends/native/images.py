@@ -6,6 +6,7 @@ memory of a large tree is not read when it is restored, but when it is touched (
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -50,7 +51,9 @@ class Image:
     handles: int = 1
     restoring: int = 0
     created: float = field(default_factory=time.time)
-    loaded: bool = False  # from an archive: its layers stay as they are, to be stored once wherever they are used
+    loaded: bool = (
+        False  # from an archive: its layers stay as they are, to be stored once wherever they are used
+    )
     depth: int = -1  # its copies are no deeper than a first guest
 
     def disk_bytes(self) -> int:
@@ -342,8 +345,25 @@ def _room(node: Node) -> int:
     limit = node.family.spec.limits.memory_bytes
     if limit is None:
         return sys.maxsize
-    own = max(0, limit - node.group.memory_bytes())
+    own = max(0, limit - node.group.memory_bytes() + _droppable_bytes(node.pid))
     return own + sum(_room(child) for child in node.children)
+
+
+def _droppable_bytes(pid: int) -> int:
+    """Pages of files in the control group of a process: the kernel drops them when it needs room."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"  # v1, v2
+        with contextlib.suppress(OSError):
+            counts = dict(row.split() for row in Path(f"{root}{path}/memory.stat").read_text().splitlines())
+            return int(counts["active_file"]) + int(counts["inactive_file"])
+    return 0
 
 
 def _show(source: str, target: str) -> None:

@@ -544,6 +544,15 @@ def test_a_snapshot_that_has_no_room_for_what_is_missing_is_refused_and_harms_no
 
 
 @needs_lazy
+def test_pages_of_files_do_not_take_the_room_of_a_snapshot(plain: Snapshot) -> None:
+    with Sandbox.restore(plain) as copy:
+        run(copy, "with open('/tmp/file', 'wb') as file:\n    for _ in range(500): file.write(bytes(MB))")
+        run(copy, "os.sync()")
+        copy.snapshot(engine="criu").delete()
+        assert run(copy, "wrong(big, 0, range(PAGES))") == "[]"
+
+
+@needs_lazy
 def test_without_room_below_the_limit_all_comes_at_once() -> None:
     before = pagers()
     with Sandbox.create(memory="128Mi") as box:
