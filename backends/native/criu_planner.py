@@ -41,6 +41,9 @@ _DEV_TTY = os.makedev(5, 0)
 _MENDS = "scripts/install-criu.sh builds"
 _TERMINALS = range(136, 144)  # major numbers of /dev/pts/*
 _FAMILIES = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET}
+# From Linux 6.16 on only these answer whether they pass credentials, which an older criu asks of all.
+_ASKED_FOR_CREDENTIALS = {socket.AF_UNIX, socket.AF_NETLINK}
+_SOCKETS_SINCE = (4, 2) if [int(n) for n in re.findall(r"\d+", os.uname().release)[:2]] >= [6, 16] else ()
 _PROTOCOLS = {0, socket.IPPROTO_TCP, socket.IPPROTO_UDP, 136}  # 136: UDP-Lite
 _O_DIRECT_PIPE = os.O_DIRECT  # "packet mode", pipe(2)
 _FLAGS = re.compile(rb"^flags:\t(\d+)$", re.MULTILINE)
@@ -282,6 +285,10 @@ class _Looker:
     def _check_socket(self, sock: Socket, holder: str) -> None:
         if sock.family not in _FAMILIES:
             raise _Refused(f"{holder} is a socket that criu does not know ({family_name(sock.family)})")
+        if self._criu.version < _SOCKETS_SINCE and sock.family not in _ASKED_FOR_CREDENTIALS:
+            raise _Refused(
+                f"{holder} is a socket that {self._criu} can't take on this kernel: 4.2 or newer can"
+            )
         ready = sock.poll()
         if ready & select.POLLPRI:
             raise _Refused(f"{holder} is a socket with urgent data")
