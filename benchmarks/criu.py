@@ -50,9 +50,11 @@ time.sleep(0.05)
 """
 
 
-def guest(megabytes: int, *, memory: str = "3Gi", thread: bool = False) -> Sandbox:
-    """One that has so much memory of its own, all of it different; with a thread where a fork is not to do."""
-    box = Sandbox.create(memory=memory)
+def guest(megabytes: int, *, thread: bool = False) -> Sandbox:
+    """One that has so much memory of its own, all of it different; with a thread where a fork is not to do. Without a
+    memory limit: near one, its memory would not come lazily (lazy.ROOM).
+    """
+    box = Sandbox.create(memory=None)
     code = (
         f"import os; hold = bytearray(os.urandom(1 << 20)) * {megabytes - 20}"
         if megabytes > 20
