@@ -15,6 +15,7 @@ import array
 import contextlib
 import errno
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -343,6 +344,7 @@ def serve(listener: socket.socket, orders: socket.socket, folder: int) -> NoRetu
     """A forked process's whole life."""
     try:
         os.setsid()
+        gc.freeze()  # the supervisor's garbage closes descriptors, whose numbers are others' here
         ours = {2, listener.fileno(), orders.fileno(), folder}
         for name in os.listdir("/proc/self/fd"):  # guests notice their end by sockets that must close with it
             if int(name) not in ours:
