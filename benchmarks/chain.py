@@ -34,8 +34,8 @@ def expected(level: int) -> str:
 
 
 def climb(box: Sandbox, engine: Engine, depth: int, again: int) -> tuple[list[float], list[Snapshot]]:
-    """Milliseconds of each step and the snapshot after it. `again`: after so many, a restored copy goes on, so that layers
-    pile up for an engine that leaves its source where it is; 0: never.
+    """Milliseconds of each step and the snapshot after it. `again`: after so many, a restored copy goes on, so that
+    layers pile up for an engine that leaves its source where it is; 0: never.
     """
     times, levels = [], []
     run = box

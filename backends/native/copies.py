@@ -111,7 +111,7 @@ class Maker:
             done(reason)
 
         try:
-            self._imager.restore(image, parts, root, timeout, restored)
+            self._imager.restore(image, parts, root, timeout, restored, node.kill)
         except BaseException:
             self.discard(node)
             raise

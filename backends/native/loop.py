@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import traceback
 from collections.abc import Callable
 
 _GRACE = 0.001  # seconds of quiet before idle work: a client that was just answered often has another request ready
@@ -43,4 +44,8 @@ class Loop:
         for fd, handler in due:
             # An earlier one of this turn may have closed it, and opened another under its number.
             if handler is not None and self._handlers.get(fd) is handler:
-                handler()
+                try:
+                    handler()
+                except Exception:  # a bug in one must not end every sandbox
+                    traceback.print_exc()
+                    self.unwatch(fd)
