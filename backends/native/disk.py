@@ -227,7 +227,8 @@ class BtrfsStore:
         os.rmdir(copy.upper)
         copy.make_folders(owner)
         if layer.lower is not None:
-            os.rename(f"{copy.frozen}/{SUBDIR}", f"{copy.upper}/{SUBDIR}")
+            if os.path.isdir(f"{copy.frozen}/{SUBDIR}"):  # not where layers were merged that held nothing
+                os.rename(f"{copy.frozen}/{SUBDIR}", f"{copy.upper}/{SUBDIR}")
             os.rmdir(copy.frozen)
         return copy
 

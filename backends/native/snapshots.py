@@ -142,11 +142,14 @@ class Snapshots:
                 self._imager.flatten(image, timeout, lambda reason: flattened(image, reason))
 
         def flattened(image: Image, reason: str) -> None:
-            if reason:
-                self._guests.drop_image(image)
-                reply(_failed(node, reason))
-            else:
-                self._restore_image(image, node.name, timeout, restored)
+            try:
+                if not reason:
+                    self._restore_image(image, node.name, timeout, restored)
+                    return
+            except (OSError, BackendUnavailable, SnapshotError) as error:
+                reason = str(error)
+            self._guests.drop_image(image)
+            reply(_failed(node, reason))
 
         def restored(expected: Expected, failure: CopyFailed | None) -> None:
             if failure is not None:
