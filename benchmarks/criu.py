@@ -206,10 +206,11 @@ def tree(n: int) -> list[Row]:
 
 def run(quick: bool) -> list[Row]:
     rows, small_ms = small(3, 8) if quick else small(10, 20)
+    rows += tree(5 if quick else 20)  # before the large ones: writing those out would hold up its dumps
     if not quick:
         rows += large(100, 10, small_ms, None)
     rows += large(1000, 5 if quick else 20, small_ms, 3.0)
-    return rows + clones(2 if quick else 5) + tree(5 if quick else 20)
+    return rows + clones(2 if quick else 5)
 
 
 if __name__ == "__main__":
