@@ -196,13 +196,13 @@ class BtrfsStore:
         """A layer whose inode numbers are all above the `top` of those that it is to lie on. Raises OSError."""
         name = self._next()
         layer = Layer(f"{self._folder}/{name}", lambda: self._destroy(name))
-        if above > numbers.FIRST + numbers.NEAR:
+        if above:
             self._numbers = self._numbers or numbers.Numbers(self._folder, self._make_subvolume)
             layer.start = self._numbers.reach(above)
             self._snapshot(self._numbers.fd, name)
         else:
+            layer.start = numbers.FIRST
             self._make_subvolume(name)
-            layer.start = numbers.count(layer.folder, above)
         layer.set_limit = lambda most: self._set_limit(layer.folder, most)
         layer.make_folders(owner)
         limit(layer, limits, 0)

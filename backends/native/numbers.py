@@ -12,8 +12,6 @@ import os
 from collections.abc import Callable
 
 FIRST = 256  # what a new subvolume begins with
-# Up to so many are counted in the layer itself, in less time than a snapshot takes: 1 to 3 ms, since it commits.
-NEAR = 100
 _APART = (
     64  # from one start to the next: a layer that makes fewer files leaves the next ones fit to lie on it
 )
@@ -39,14 +37,6 @@ class Numbers:
         os.close(marker)
         os.rename(f"{self._folder}/new", f"{self._folder}/last")
         return self._last
-
-
-def count(folder: str, above: int) -> int:
-    """Counts in a new subvolume past `above`; what its own files start with."""
-    last = FIRST
-    while last < above:
-        last = highest(folder)
-    return last
 
 
 def highest(folder: str) -> int:
