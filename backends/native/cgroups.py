@@ -166,6 +166,18 @@ class Group:
         except FileNotFoundError:
             return 0
 
+    def droppable_bytes(self) -> int:
+        """Pages of files that count as its memory: the kernel drops them when it needs room."""
+        memory = self._by_controller.get("memory")
+        if memory is None:
+            return 0
+        try:
+            rows = (memory / "memory.stat").read_text().splitlines()
+        except FileNotFoundError:
+            return 0
+        counts = dict(row.split() for row in rows)
+        return int(counts["active_file"]) + int(counts["inactive_file"])
+
     def kill(self) -> None:
         """Whatever is in it; what that has just started may need another call."""
         for pid in self.members():

@@ -53,9 +53,8 @@ _LEAST_BYTES = 1 << 20  # that a copy of a full disk may still write: overlayfs 
 class Layer:
     """One sandbox's writable layer; once frozen, a read-only layer under the copies of its snapshot."""
 
-    def __init__(self, folder: str, drop: Callable[[], None], fd: int = -1) -> None:
+    def __init__(self, folder: str, drop: Callable[[], None]) -> None:
         self.folder = folder
-        self.fd = fd  # of the mount that it is, where it is one of its own
         self.upper, self.work, self.frozen = f"{folder}/u", f"{folder}/w", f"{folder}/f"
         self.lower: str | None = None  # once frozen, what to stack above; None where nothing was ever written
         self.used = 0  # bytes that the frozen layer holds
@@ -148,10 +147,8 @@ class BtrfsStore:
         what was given back, which it puts off for half a minute.
         """
         for _ in range(2):
-            disk, below = (
-                os.fstatvfs(self._root),
-                os.statvfs(image_folder()),
-            )  # the disk is a file in the other
+            # The disk is a file in the other.
+            disk, below = os.fstatvfs(self._root), os.statvfs(image_folder())
             unused = disk.f_blocks * disk.f_frsize - (self.total_bytes() or 0)
             left = min(unused, below.f_bavail * below.f_frsize) - _KEPT_FREE
             if left >= wanted:
@@ -288,7 +285,7 @@ class TmpfsStore:
             fd = syscalls.fsmount(context)
         finally:
             os.close(context)
-        layer = Layer(f"/proc/self/fd/{fd}", lambda: os.close(fd), fd)
+        layer = Layer(f"/proc/self/fd/{fd}", lambda: os.close(fd))
         layer.set_limit = lambda most: _set_size(fd, most)
         layer.bound = limits.disk_bytes
         layer.make_folders(owner)

@@ -6,7 +6,6 @@ memory of a large tree is not read when it is restored, but when it is touched (
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -48,12 +47,10 @@ class Image:
     folder: Path
     control_inode: int
     memory_bytes: int
-    handles: int = 1
+    handles: int = 0
     restoring: int = 0
     created: float = field(default_factory=time.time)
-    loaded: bool = (
-        False  # from an archive: its layers stay as they are, to be stored once wherever they are used
-    )
+    loaded: bool = False  # from an archive: its layers stay apart, to be stored once wherever they are used
     depth: int = -1  # its copies are no deeper than a first guest
 
     def disk_bytes(self) -> int:
@@ -62,6 +59,11 @@ class Image:
     def usage(self) -> dict[str, int]:
         """Of its memory, as it lies on the disk."""
         return {"oom_kills": 0, "memory_bytes": self.memory_bytes, "children": 0}
+
+    def drop_unneeded(self) -> None:
+        """Removes it where no handle, restore or pager needs it any more."""
+        if not self.handles and not self.restoring:
+            self.drop()
 
     def drop(self) -> None:
         for layer in self.layers:
@@ -90,9 +92,8 @@ class Imager:
         self.store = store
         self._workplace = Workplace(jobs, run_folder)
         self._count = 0
-        self._lazily: Mapping[str, str] | None = (
-            None  # the environment for a lazy restore, where there can be one
-        )
+        # The environment for a lazy restore, where there can be one.
+        self._lazily: Mapping[str, str] | None = None
         self._pagers: dict[int, lazy.Pager] = {}  # by the first process of the sandbox
 
     def dump(
@@ -187,7 +188,11 @@ class Imager:
             """Its processes may stand still for ever, or have criu's code in them."""
             node.kill("criu was killed while it took a snapshot, and had hold of its processes")
 
-        self._workplace.start(Task(rpc.DUMP, folder, options, timeout, stage, ended, broken, begin))
+        try:
+            self._workplace.start(Task(rpc.DUMP, folder, options, timeout, stage, ended, broken, begin))
+        except BaseException:
+            image.drop()
+            raise
 
     def restore(
         self,
@@ -253,8 +258,7 @@ class Imager:
     def _let_go(self, image: Image) -> None:
         """A pager no longer reads from it."""
         image.restoring -= 1
-        if not image.handles and not image.restoring:
-            image.drop()
+        image.drop_unneeded()
         self._pagers = {pid: pager for pid, pager in self._pagers.items() if not pager.over}
 
     def flatten(self, image: Image, timeout: float, done: Callable[[str], None]) -> None:
@@ -345,25 +349,8 @@ def _room(node: Node) -> int:
     limit = node.family.spec.limits.memory_bytes
     if limit is None:
         return sys.maxsize
-    own = max(0, limit - node.group.memory_bytes() + _droppable_bytes(node.pid))
+    own = max(0, limit - node.group.memory_bytes() + node.group.droppable_bytes())
     return own + sum(_room(child) for child in node.children)
-
-
-def _droppable_bytes(pid: int) -> int:
-    """Pages of files in the control group of a process: the kernel drops them when it needs room."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return 0
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"  # v1, v2
-        with contextlib.suppress(OSError):
-            counts = dict(row.split() for row in Path(f"{root}{path}/memory.stat").read_text().splitlines())
-            return int(counts["active_file"]) + int(counts["inactive_file"])
-    return 0
 
 
 def _show(source: str, target: str) -> None:

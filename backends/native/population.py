@@ -189,7 +189,7 @@ class Population:
         if taken is not None:
             taken.handles = 0
             if isinstance(taken, Image):
-                self.drop_image(taken)
+                taken.drop_unneeded()
             else:
                 self._drop_unneeded(taken)
 
@@ -210,11 +210,6 @@ class Population:
         else:
             old.on_exit.append(done)
             self._drop_unneeded(old)
-
-    def drop_image(self, image: Image) -> None:
-        """Removes an image that no handle and no restore needs."""
-        if not image.handles and not image.restoring:
-            image.drop()
 
     def _exited(self, node: Node) -> None:
         self.loop.unwatch(node.pidfd)

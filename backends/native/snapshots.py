@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from sandbox_gym.errors import BackendUnavailable, LimitExceeded, SnapshotError
+from sandbox_gym.errors import BackendUnavailable, LimitExceeded, SandboxError, SnapshotError
 
 from . import criu, criu_planner, planner
 from .copies import CopyFailed, Expected, Maker, deadline_in
@@ -121,7 +121,7 @@ class Snapshots:
             if image is not None:
                 node.layer.share_with(image.layers[0])
             if image is not None and self._guests.sandboxes.get(node.id) is not node:
-                self._guests.drop_image(image)
+                image.drop_unneeded()
                 image, reason = None, "it ended meanwhile"
             done(image, sight.explain(reason))
 
@@ -137,18 +137,20 @@ class Snapshots:
         def dumped(image: Image | None, reason: str) -> None:
             if image is None:
                 reply(_failed(node, reason))
-            else:
-                image.handles = 0
+                return
+            try:
                 self._imager.flatten(image, timeout, lambda reason: flattened(image, reason))
+            except OSError as error:
+                flattened(image, str(error))
 
         def flattened(image: Image, reason: str) -> None:
             try:
                 if not reason:
                     self._restore_image(image, node.name, timeout, restored)
                     return
-            except (OSError, BackendUnavailable, SnapshotError) as error:
+            except (OSError, SandboxError) as error:
                 reason = str(error)
-            self._guests.drop_image(image)
+            image.drop_unneeded()
             reply(_failed(node, reason))
 
         def restored(expected: Expected, failure: CopyFailed | None) -> None:
@@ -160,7 +162,7 @@ class Snapshots:
             node.kill("its state goes on at the first level")
             try:
                 self._fork(heir, request, reply)
-            except (OSError, CopyFailed) as error:
+            except (OSError, CopyFailed, SandboxError) as error:
                 # The client holds no channel to it, and the old one is gone.
                 heir.kill("a snapshot could not be taken after it was rebased")
                 reply(_failed(heir, str(error)))
@@ -204,7 +206,7 @@ class Snapshots:
             for name in request["names"]:
                 order.append(self._start(source, name, timeout, done))
                 waiting += 1
-        except (OSError, CopyFailed, BackendUnavailable) as error:
+        except (OSError, CopyFailed, SandboxError) as error:  # those that were begun answer for all
             failures.append(str(error))
         if not waiting:
             raise SnapshotError(f"snapshot {source.id}: {failures[0]}")
@@ -218,7 +220,7 @@ class Snapshots:
 
     def _restore_image(self, image: Image, name: str | None, timeout: float, done: Any) -> Node:
         def restored(reason: str) -> None:
-            self._guests.drop_image(image)
+            image.drop_unneeded()
             if expected in self._guests.expected:
                 self._guests.arrive(expected, CopyFailed(reason) if reason else None)
 

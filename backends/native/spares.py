@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import gc
 import os
 import socket
 from collections import deque
@@ -154,6 +155,7 @@ class NetnsFactory:
 
 
 def _make_namespaces(userns_fd: int, sock: socket.socket) -> NoReturn:
+    gc.freeze()  # the supervisor's garbage would close descriptors under numbers that are this process's by then
     try:
         syscalls.setns(userns_fd, syscalls.CLONE_NEWUSER)
         for name in os.listdir("/proc/self/fd"):  # guests notice their end by sockets that must close with it

@@ -66,7 +66,7 @@ class Transport:
 
         def ended(code: int, words: str) -> None:
             image.restoring -= 1
-            self._guests.drop_image(image)
+            image.drop_unneeded()
             if code:
                 reply(_failed(f"snapshot {image.id} could not be packed: {words}"))
             else:
@@ -113,6 +113,7 @@ class Transport:
                 layer.used = used
                 layer.count_inodes()
             self._guests.snapshots[image.id] = image
+            image.handles = 1
             found = {"id": image.id, "engine": "criu", "why": "it was loaded", "depth_left": MAX_DEPTH}
             if not reply(found):
                 self._guests.release(image.id)
