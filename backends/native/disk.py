@@ -128,7 +128,6 @@ class Layer:
 
 class BtrfsStore:
     kind = "btrfs"
-    clones = True  # whether a layer can be copied while it is in use
 
     def total_bytes(self) -> int | None:
         """What all layers and images hold together, with what still waits to be written out."""
@@ -266,7 +265,6 @@ class BtrfsStore:
 
 class TmpfsStore:
     kind = "tmpfs"
-    clones = False
 
     def total_bytes(self) -> int | None:
         """Nothing counts it: each layer is a file system of its own, of memory."""

@@ -132,10 +132,6 @@ def test_a_copy_of_what_is_frozen_and_of_what_went_on_after_that(
     apart(body)
 
 
-def test_a_store_says_whether_it_can_copy() -> None:
-    assert BtrfsStore.clones and not TmpfsStore.clones
-
-
 def test_a_tmpfs_says_that_it_can_not_be_copied(apart: Apart) -> None:
     def body() -> None:
         store = TmpfsStore()

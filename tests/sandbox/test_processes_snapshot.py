@@ -3,23 +3,13 @@
 # ruff: noqa: E501  (programs for the guest are text)
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from sandbox_gym.process import Process
 from sandbox_gym.sandbox import Sandbox
+from tests.sandbox.watching import read_until
 
 _COUNTER = "import sys\nn = 0\nfor line in sys.stdin:\n    n += 1\n    print(n, line.strip(), flush=True)\nsys.exit(n)"
-
-
-def read_until(process: Process, wanted: bytes, timeout: float = 20.0) -> bytes:
-    """Its output up to and with `wanted`."""
-    data, deadline = b"", time.monotonic() + timeout
-    while wanted not in data:
-        assert time.monotonic() < deadline, data[-2000:]
-        data += process.read(0.5)
-    return data
 
 
 def ask(process: Process, line: str) -> str:
