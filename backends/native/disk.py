@@ -42,6 +42,7 @@ _QGROUP_LIMIT = _ioctl(43, 48, 2)
 _ENABLE_SIMPLE_QUOTA = 4  # since Linux 6.7
 _LIMIT_MAX_RFER = 1
 _NO_LIMIT = 2**64 - 1
+_LOOP_SET_DIRECT_IO = 0x4C08  # <linux/loop.h>
 _SPARSE_BYTES = 1 << 40
 # A disk that is smaller keeps files and what tells where they are in one place: else the former, taking a gigabyte each
 # time, leave the latter none, and nothing can be made any more.
@@ -182,6 +183,7 @@ class BtrfsStore:
             ) from None
         finally:
             image.close()  # unlinked: the loop device keeps the file until the last mount of it is gone
+        _bypass_cache(self._folder)
         self._root = os.open(self._folder, os.O_RDONLY)
         try:
             fcntl.ioctl(self._root, _QUOTA_CTL, struct.pack("QQ", _ENABLE_SIMPLE_QUOTA, 0))
@@ -310,6 +312,22 @@ def _set_size(fd: int, most: int | None) -> None:
 
 
 Store = BtrfsStore | TmpfsStore
+
+
+def _bypass_cache(mounted: str) -> None:
+    """Has a loop device read and write its file directly: else all lies in memory twice, and what the second copy still
+    has to write out holds up whoever waits for the first.
+    """
+    with open("/proc/self/mountinfo") as file:
+        fields = next(line.split() for line in file if line.split()[4] == mounted)
+    device = os.open(fields[fields.index("-") + 2], os.O_RDONLY)
+    try:
+        fcntl.ioctl(device, _LOOP_SET_DIRECT_IO, 1)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # the file lies on a file system that can't, such as tmpfs
+            raise
+    finally:
+        os.close(device)
 
 
 def limit(layer: Layer, limits: Limits, used: int) -> None:
