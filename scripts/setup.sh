@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Makes what the demo and the tests need: system packages, criu, .venv with everything, and .venv-oldest, which is the
-# same with the oldest Gymnasium that sandbox_gym supports. Does nothing when all of it is there. PYTHON chooses the
-# interpreter.
+# Makes what the demo and the tests need: system packages, criu, .venv with everything but Ray, and .venv-oldest, which is
+# the same with Ray, and with the oldest Gymnasium that sandbox_gym supports, which Ray asks for. Does nothing when all of
+# it is there. PYTHON chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 oldest_gymnasium=$(sed -n 's/^dependencies = .*gymnasium>=\([0-9.]*\).*/\1/p' pyproject.toml)
 python=${PYTHON:-python3}
+torch=torch==2.13.0
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -45,9 +46,10 @@ make_venv() {
   .venv/bin/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 }
 
-# Hard links to .venv's packages, then another Gymnasium: a moment's work, and nothing else differs between the two.
+# Hard links to .venv's packages, then another Gymnasium, and Ray: what both have is the same in both. PyTorch in a release
+# whose wheel needs no GPU's libraries.
 make_oldest() {
-  say "Making .venv-oldest (Gymnasium $oldest_gymnasium) ..."
+  say "Making .venv-oldest (Gymnasium $oldest_gymnasium, Ray; a minute) ..."
   rm -rf .venv-oldest
   "$python" -m venv --without-pip .venv-oldest
   local packages
@@ -55,6 +57,7 @@ make_oldest() {
   rm -rf ".venv-oldest/$packages"
   cp -al ".venv/$packages" ".venv-oldest/$packages"
   .venv-oldest/bin/python -m pip install -qq --disable-pip-version-check --no-deps "gymnasium==$oldest_gymnasium"
+  .venv-oldest/bin/python -m pip install -qq --disable-pip-version-check "$torch" --editable '.[ray]'
 }
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {

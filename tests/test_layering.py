@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
         "testing",
         "vector",
     },
-    "integrations": set(),
+    "integrations": {"ray", "rllib"},
     "front": {"__main__", "_table", "cli", "demo", "doctor", "benchmarks"},
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}

@@ -3,18 +3,13 @@
 # ruff: noqa: E501  (programs for the guest are text)
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
 
 from sandbox_gym.sandbox import Sandbox
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("nothing_stays"),
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_stays")]
 
 _TRAINING = """
 import os, threading, torch

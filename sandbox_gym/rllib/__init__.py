@@ -1,0 +1,1 @@
+"""sandbox_gym in RLlib: ready configurations."""
