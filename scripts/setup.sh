@@ -13,8 +13,14 @@ say() { printf '%s\n' "$*" >&2; }
 
 system_packages() { # prints those that are missing
   "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
-  # Only root's sandboxes have their disks on btrfs; an ordinary user's are in memory.
-  [ "$(id -u)" -ne 0 ] || PATH=$PATH:/usr/sbin:/sbin command -v mkfs.btrfs >/dev/null || echo btrfs-progs
+  [ "$(id -u)" -eq 0 ] || return 0
+  # Root's sandboxes have their disks on btrfs; an ordinary user's are in memory.
+  PATH=$PATH:/usr/sbin:/sbin command -v mkfs.btrfs >/dev/null || echo btrfs-progs
+  # Tests compare machine code with its source, and messages with their definition; one guest is of node.
+  command -v objcopy >/dev/null || echo binutils
+  command -v gcc >/dev/null || echo gcc
+  command -v protoc >/dev/null || echo protobuf-compiler
+  command -v node >/dev/null || echo nodejs
 }
 
 install_system_packages() {

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 
 import pytest
 
@@ -186,7 +185,6 @@ lock.acquire()
             copy.terminate()
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here")
 def test_node(box: Sandbox) -> None:
     """An event loop, its pool of threads, timers and just-in-time machine code."""
     script = """

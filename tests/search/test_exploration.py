@@ -107,8 +107,10 @@ def test_key_needs_to_know_the_root() -> None:
 
 
 def doorkey(seed: int) -> tuple[gym.Env[Any, Any], DeepcopyModel]:
-    wrappers = pytest.importorskip("minigrid.wrappers")
-    env = wrappers.FullyObsWrapper(gym.make("MiniGrid-DoorKey-6x6-v0"))
+    from minigrid.wrappers import FullyObsWrapper
+
+    wrapper: Any = FullyObsWrapper  # untyped
+    env = wrapper(gym.make("MiniGrid-DoorKey-6x6-v0"))
     observation, _ = env.reset(seed=seed)
     return env, DeepcopyModel(env, observation=observation, max_depth=28)
 

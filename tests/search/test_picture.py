@@ -22,7 +22,6 @@ def result() -> SearchResult:
 
 
 def test_plot_makes_a_picture(result: SearchResult, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     before = set(sys.modules)
     result.tree.plot(tmp_path / "tree.png", action_names=["up", "down", "left", "right"])
     assert (tmp_path / "tree.png").read_bytes().startswith(b"\x89PNG")
@@ -32,7 +31,6 @@ def test_plot_makes_a_picture(result: SearchResult, tmp_path: Path) -> None:
 
 
 def test_a_tree_with_one_value_and_one_step_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     model = TableModel(lambda p, a: (p, 0.0, True, False), num_actions=1)
     beam_search(model, width=1, stop_when=lambda node: True).tree.plot(tmp_path / "tree.png")
     assert (tmp_path / "tree.png").stat().st_size > 1000
@@ -51,7 +49,8 @@ def test_the_most_visited_are_shown_with_their_ancestors_and_apart(result: Searc
 
 
 def test_networkx_holds_every_node_and_edge(result: SearchResult) -> None:
-    networkx = pytest.importorskip("networkx")
+    import networkx
+
     graph = result.tree.to_networkx()
     assert graph.number_of_nodes() == result.num_nodes == graph.number_of_edges() + 1
     assert networkx.is_arborescence(graph)
