@@ -63,6 +63,7 @@ class Layer:
         self.top = 0  # once frozen, and not empty: above all its inode numbers
         self.bound: int | None = None  # bytes that may be written to it
         self.set_limit: Callable[[int | None], None] = lambda most: None
+        self.merged: Layer | None = None  # what it and all below it show together, where that was made ahead
         self.dropped: Callable[[], object] = lambda: None  # is called when it is gone
         self._drop = drop
         self._holders = 1
@@ -125,6 +126,8 @@ class Layer:
         if not self._holders:
             self._drop()
             self.dropped()
+            if self.merged is not None:
+                self.merged.release()
 
 
 class BtrfsStore:

@@ -17,21 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox_gym.api import Limits
 from sandbox_gym.errors import SandboxError
 from sandbox_gym.guest import syscalls
 
 from . import lazy, rpc, watches
 from .criu_planner import Sight
-from .disk import Layer, Store, used_bytes
+from .disk import Layer, Store
 from .jobs import Jobs
-from .merge import merge
 from .network import bring_loopback_up
 from .node import Family, Node
 from .spares import Parts
 from .swrk import CONTROL_FD, ROOT, RUN, Task, Workplace
 
-_NO_LIMITS = Limits(None, None, None, None)
 # No packet moves between the ends of a connection, of which one is written, or made, before the other: 10 ms.
 _LOCKED: dict[str, rpc.Value] = {"network_lock": 2}
 _LOST = re.compile(r"Warn .*?: (.*(?:queue is dropped|events will be dropped|queue of .* isn't empty).*)")
@@ -260,32 +257,6 @@ class Imager:
         image.restoring -= 1
         image.drop_unneeded()
         self._pagers = {pid: pager for pid, pager in self._pagers.items() if not pager.over}
-
-    def flatten(self, image: Image, timeout: float, done: Callable[[str], None]) -> None:
-        """Merges its layers into one; `done` hears "", or why that failed. Raises OSError."""
-        merged = self.store.make(_NO_LIMITS, 0)
-        merged.lower = f"{merged.folder}/f"
-        os.mkdir(merged.lower)
-        lowers = [layer.lower for layer in image.layers if layer.lower is not None]
-        count = Path(merged.folder) / "used"
-
-        def body() -> None:
-            merge(lowers, f"{merged.folder}/f")
-            count.write_text(str(used_bytes(f"{merged.folder}/f")))
-
-        def ended(code: int) -> None:
-            if code:
-                merged.release()
-                done(f"its layers could not be merged ({code})")
-                return
-            merged.used = int(count.read_text())
-            merged.count_inodes()
-            layers, image.layers = image.layers, (merged,)
-            for layer in layers:
-                layer.release()
-            done("")
-
-        self._jobs.start(body, timeout, ended)
 
     def _make_folder(self) -> Path:
         self._count += 1

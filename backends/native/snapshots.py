@@ -19,16 +19,19 @@ from .images import Image, Imager
 from .node import Node
 from .population import MAX_DEPTH, Population
 from .room import Room
+from .stacks import Stacks
 
 Reply = Callable[..., bool]
+_MERGED_AT = MAX_DEPTH // 2  # the depth at which a chain's layers are merged, ahead of its rebase
 _MARGIN = 5.0  # seconds that a job's own deadline comes before that of the guest it makes
 
 
 class Snapshots:
-    def __init__(self, guests: Population, maker: Maker, imager: Imager, room: Room) -> None:
+    def __init__(self, guests: Population, maker: Maker, imager: Imager, stacks: Stacks, room: Room) -> None:
         self._guests = guests
         self._maker = maker
         self._imager = imager
+        self._stacks = stacks
         self._room = room
 
     # ---- taking -----------------------------------------------------------------------------------------------
@@ -84,6 +87,8 @@ class Snapshots:
             taken = self._guests.become_snapshot(node)
             if not reply(taken, [heir.control.fileno()]):
                 heir.kill("its client is gone")
+            elif node.depth == _MERGED_AT and criu.installed():
+                self._stacks.ahead(node, request["timeout"])
 
         self._guests.expect(Expected(heir, node, done, deadline_in(request["timeout"])))
 
@@ -139,7 +144,7 @@ class Snapshots:
                 reply(_failed(node, reason))
                 return
             try:
-                self._imager.flatten(image, timeout, lambda reason: flattened(image, reason))
+                self._stacks.flatten(image, timeout, lambda reason: flattened(image, reason))
             except OSError as error:
                 flattened(image, str(error))
 

@@ -27,6 +27,7 @@ from .node import Family, Node
 from .population import Population
 from .room import Room
 from .snapshots import Snapshots
+from .stacks import Stacks
 from .transport import Transport
 
 _PAGE = 100  # rows of `list` in one message
@@ -54,7 +55,8 @@ class Supervisor:
         self.loop = jobs.loop
         self._guests = Population(jobs, maker)
         self._room = Room(self._guests, maker.spares, cap)
-        self._snapshots = Snapshots(self._guests, maker, imager, self._room)
+        stacks = Stacks(jobs, maker.spares.store)
+        self._snapshots = Snapshots(self._guests, maker, imager, stacks, self._room)
         self._transport = Transport(self._guests, jobs, maker.spares.store, folder / "disk")
 
     def run(self) -> None:

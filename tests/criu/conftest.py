@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -94,3 +95,17 @@ def runs_of_criu(pid: int) -> list[int]:
         except OSError:
             continue
     return sorted(found)
+
+
+def jobs() -> set[int]:
+    """What the supervisor has started beside sandboxes: of its own process namespace, each leads a session."""
+    found = set()
+    for process in descendants(supervisor()):
+        with contextlib.suppress(OSError):
+            depth = len(
+                Path(f"/proc/{process}/status").read_text().split("NSpid:")[1].splitlines()[0].split()
+            )
+            state, _, _, session = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:4]
+            if depth == 2 and int(session) == process and state != "Z":
+                found.add(process)
+    return found

@@ -8,7 +8,9 @@ import threading
 import pytest
 
 from sandbox_gym.errors import SandboxError, SnapshotError
-from sandbox_gym.sandbox import Engine, Sandbox
+from sandbox_gym.sandbox import Engine, Sandbox, Snapshot
+from tests.criu.conftest import jobs
+from tests.criu.memory import eventually
 
 _FILL = """
 import os
@@ -102,4 +104,38 @@ def test_a_snapshot_that_was_taken_is_good_whatever_ends_its_source() -> None:
         thread.join()
         with Sandbox.restore(snapshot) as copy:
             assert copy.run_code("x").value == "1"
+        snapshot.delete()
+
+
+_CHANGE = """
+open(f"new{n}", "w").write(str(n))
+open("log", "a").write(f"{n} ")
+if n % 3 == 2: os.unlink(f"new{n - 1}")
+n += 1
+"""
+
+
+def _layers(box: Sandbox) -> int:
+    return box.shell("cat /proc/self/mounts").stdout.count("lowerdir+=/run/")
+
+
+def test_lower_layers_are_merged_on_the_way_to_a_rebase(box: Sandbox) -> None:
+    """And each level stays what it was, before, between and after: names, contents, numbers."""
+    box.run_code("import os\nn = 0")
+    levels: list[Snapshot] = []
+    for i in range(65):
+        assert box.run_code(_CHANGE).ok
+        levels.append(box.snapshot())
+        if i % 29 == 20:  # the merge has begun some levels above
+            eventually(lambda: not jobs())
+    assert _layers(box) < 12  # of 65
+    for level in (0, 13, 28, 29, 43, 57, 58, 64):
+        with Sandbox.restore(levels[level]) as copy:
+            names = [f"new{n}" for n in range(level + 1) if n % 3 != 1 or n == level]
+            assert copy.read_text("log").split() == [str(n) for n in range(level + 1)]
+            assert copy.shell("ls").stdout.split() == sorted([*names, "log"])
+            numbers = copy.shell("stat -c %i *").stdout.split()
+            assert len(set(numbers)) == len(names) + 1
+            assert copy.shell("cat new*").stdout == "".join(name[3:] for name in sorted(names))
+    for snapshot in levels:
         snapshot.delete()
