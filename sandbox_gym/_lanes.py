@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import time
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +24,22 @@ from sandbox_gym.hosting import guest_error
 from sandbox_gym.sandbox import Sandbox
 
 _ATTEMPTS = 2  # copies on which a reset is tried
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a vector environment's sandboxes have done since it was made.
+
+    `restores`: copies that lanes were given; `restore_seconds`: how long lanes waited for them, in all (a copy made
+    ahead costs next to nothing), and `recent_restores` for each of the last 1000; `failures`: of lanes, whatever the
+    reason; `sandboxes`: alive now, copies made ahead included.
+    """
+
+    restores: int
+    restore_seconds: float
+    recent_restores: tuple[float, ...]
+    failures: int
+    sandboxes: int
 
 
 @dataclass
@@ -70,23 +88,33 @@ class Lanes:
         self.reset_timeout = reset_timeout
         self._lanes = [_Lane() for _ in range(n)]
         self._moments: weakref.WeakKeyDictionary[Snapshot, _Moment] = weakref.WeakKeyDictionary()
+        self._restores, self._restore_seconds, self._failures = 0, 0.0, 0
+        self._recent: deque[float] = deque(maxlen=1000)  # seconds that each of the last restores took
         self._warm = warm(request, how, timeout=reset_timeout)
         self._open()
         self.hosting = self._warm.remote.hosting
 
     def _open(self) -> None:
         """All lanes as copies of the warmed guest. Starts another when that one turns out to be gone."""
+        began = time.perf_counter()
         try:
             boxes = Sandbox.restore_many(self._warm.snapshot, self._n)
         except (SnapshotError, SandboxDied):
             self._warm = warm(self._request, self._how, timeout=self.reset_timeout, anew=True)
+            began = time.perf_counter()
             boxes = Sandbox.restore_many(self._warm.snapshot, self._n)
+        self._count_restores(self._n, began)
         self._spares = Spares(self._warm.snapshot, self._ahead)
         remote = self._warm.remote
         kind = ValueExchange if remote.observations.array is None else RawExchange
         self.exchange = kind(self._n, remote, self.step_timeout)
         for lane, box in enumerate(boxes):
             self._put(lane, box)
+
+    def statistics(self) -> Statistics:
+        """Counted up to now."""
+        alive = sum(lane.box is not None for lane in self._lanes) + len(self._spares._ready)
+        return Statistics(self._restores, self._restore_seconds, tuple(self._recent), self._failures, alive)
 
     def close(self) -> None:
         """Ends every lane and spare; returns when they are gone. Idempotent."""
@@ -196,6 +224,7 @@ class Lanes:
             snapshot.check_kind(self.hosting.kind)
             groups.setdefault(snapshot, []).append(lane)
         copies: dict[int, Sandbox] = {}
+        began = time.perf_counter()
         try:
             for snapshot, group in groups.items():
                 copies.update(zip(group, Sandbox.restore_many(snapshot, len(group))))
@@ -204,6 +233,7 @@ class Lanes:
         except BaseException:
             self._spares.retire(list(copies.values()))
             raise
+        self._count_restores(len(copies), began)
         ended: dict[int, bool] = {}
         for lane, box in copies.items():
             self._put(lane, box)
@@ -233,13 +263,21 @@ class Lanes:
         """Puts lanes on copies that nobody has used."""
         if not lanes:
             return
+        began = time.perf_counter()
         try:
             boxes = self._spares.take(len(lanes))
         except SandboxError:
             self.raise_if_gone()
             raise
+        self._count_restores(len(boxes), began)
         for lane, box in zip(lanes, boxes):
             self._put(lane, box)
+
+    def _count_restores(self, n: int, began: float) -> None:
+        taken = time.perf_counter() - began
+        self._restores += n
+        self._restore_seconds += taken
+        self._recent.extend([taken / n] * n if n else ())
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
@@ -250,6 +288,7 @@ class Lanes:
         box, state.box = state.box, None
         if box is None:
             return str(error)
+        self._failures += 1
         if isinstance(error, GuestError):
             self._spares.retire([box])
             return str(error)

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from sandbox_gym._lanes import Lanes
+from sandbox_gym._lanes import Lanes, Statistics
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.api import Rng
 from sandbox_gym.errors import SandboxDied, SandboxError
@@ -192,6 +192,11 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
     def close_extras(self, **kwargs: Any) -> None:
         """Ends every lane and spare. Snapshots that you took live on."""
         self._lanes.close()
+
+    @property
+    def statistics(self) -> Statistics:
+        """Restores and what they took, failures of lanes, live sandboxes."""
+        return self._lanes.statistics()
 
     # ---- snapshots --------------------------------------------------------------------------------------------
 
