@@ -38,7 +38,6 @@ def network() -> Any:
     return Network()
 
 
-@ray.remote(num_cpus=0)
 def searcher(scorer: PolicyScorer, seconds: float, seed: int) -> tuple[int, float, list[float]]:
     """What `search_all` does without its trees. Observations scored, seconds taken, and of each batch."""
     observations = np.random.default_rng(seed).normal(size=(_BATCH, 4)).astype(np.float32)
@@ -54,7 +53,6 @@ def searcher(scorer: PolicyScorer, seconds: float, seed: int) -> tuple[int, floa
     return _BATCH * len(latencies), time.perf_counter() - begin, latencies
 
 
-@ray.remote(num_cpus=0)
 def one_by_one(scorer: PolicyScorer, seconds: float) -> tuple[int, float]:
     observations = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
     scorer.evaluate(observations)
@@ -72,12 +70,13 @@ def rows(quick: bool) -> list[Row]:
     unbatched: list[float] = []
     latencies: list[float] = []
     # No waiting for company: the calls that are compared with would only wait in vain.
+    elsewhere = ray.remote(num_cpus=0)
     with PolicyScorer(network(), max_wait=0) as scorer:
         for _ in range(rounds):
-            n, took = ray.get(one_by_one.remote(scorer, seconds), timeout=60)
+            n, took = ray.get(elsewhere(one_by_one).remote(scorer, seconds), timeout=60)
             unbatched.append(n / took)
             before = scorer.stats()
-            asked = [searcher.remote(scorer, seconds, seed) for seed in range(_SEARCHERS)]
+            asked = [elsewhere(searcher).remote(scorer, seconds, seed) for seed in range(_SEARCHERS)]
             found = ray.get(asked, timeout=60)
             batched.append(sum(n / took for n, took, _ in found))
             latencies += [latency for *_, each in found for latency in each]

@@ -9,7 +9,7 @@ from sandbox_gym.search.best_of_n import best_of_n
 from sandbox_gym.search.deepcopies import DeepcopyModel
 from sandbox_gym.search.keys import observation_key
 from sandbox_gym.search.mcts import MCTS
-from sandbox_gym.search.model import Model, Playout, Transition, as_model
+from sandbox_gym.search.model import Model, ParallelModel, Playout, Transition, as_model
 from sandbox_gym.search.novelty import Novelty
 from sandbox_gym.search.result import SearchResult
 from sandbox_gym.search.selection import PUCT, Gumbel
@@ -25,6 +25,7 @@ __all__ = [
     "Model",
     "Node",
     "Novelty",
+    "ParallelModel",
     "Playout",
     "SearchResult",
     "Transition",

@@ -1,4 +1,4 @@
-"""What a search needs of the world: states that it can't look into, and six calls on them."""
+"""What a search needs of the world: states that it can't look into, and a few calls on them."""
 
 from __future__ import annotations
 
@@ -59,6 +59,31 @@ class Model(Protocol[S]):
 
     def release(self, state: S) -> None:
         """Gives a state up. Called once for each."""
+
+
+@runtime_checkable
+class ParallelModel(Model[S], Protocol[S]):
+    """A model whose states are in several places, where they can be stepped and played from at once."""
+
+    def step_many(self, jobs: Sequence[tuple[S, Sequence[int]]]) -> list[list[Transition[S]]]:
+        """`step_all` of each state with its actions. One that raises has released what it had made."""
+
+    def rollout_many(
+        self, states: Sequence[S], *, max_steps: int, discount: float, seeds: Sequence[int]
+    ) -> list[Playout]:
+        """`rollout` of each state with its seed."""
+
+
+def rollout_many(
+    model: Model[S], states: Sequence[S], *, max_steps: int, discount: float, seeds: Sequence[int]
+) -> list[Playout]:
+    """A playout from each state with its seed: at once where the model can, else one by one."""
+    if isinstance(model, ParallelModel):
+        return model.rollout_many(states, max_steps=max_steps, discount=discount, seeds=seeds)
+    return [
+        model.rollout(state, max_steps=max_steps, discount=discount, seed=seed)
+        for state, seed in zip(states, seeds, strict=True)
+    ]
 
 
 def as_model(env: object) -> Model[Any]:

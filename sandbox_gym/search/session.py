@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sandbox_gym.search.keys import Seen
-from sandbox_gym.search.model import Model
+from sandbox_gym.search.model import Model, rollout_many
 from sandbox_gym.search.result import SearchResult, make_result
 from sandbox_gym.search.selection import Selector
 from sandbox_gym.search.states import States
@@ -146,18 +146,21 @@ class TreeSearch:
         `MCTS.rollout_max_steps` bounds their length; 0 plays none. (None, values [batch]).
         """
         values = np.zeros(len(batch))
+        playing: dict[int, int] = {}  # the leaf's place in the batch: its seed
         for i, leaf in enumerate(batch.leaves):
             self._num_playouts += 1
             if self._config.rollout_max_steps > 0 and not leaf.ended:
-                values[i] = self._model.rollout(
-                    self.states.get(leaf),
-                    max_steps=self._config.rollout_max_steps,
-                    discount=self._config.discount,
-                    # One generator for all would tie each playout to the order of those before it.
-                    seed=int(
-                        np.random.SeedSequence([self._config.seed, self._num_playouts]).generate_state(1)[0]
-                    ),
-                ).value
+                # One generator for all would tie each playout to the order of those before it.
+                sequence = np.random.SeedSequence([self._config.seed, self._num_playouts])
+                playing[i] = int(sequence.generate_state(1)[0])
+        played = rollout_many(
+            self._model,
+            [self.states.get(batch.leaves[i]) for i in playing],
+            max_steps=self._config.rollout_max_steps,
+            discount=self._config.discount,
+            seeds=list(playing.values()),
+        )
+        values[list(playing)] = [playout.value for playout in played]
         return None, values
 
     def result(self) -> SearchResult:
@@ -211,13 +214,8 @@ class TreeSearch:
 
     def _make(self, chosen: dict[Node, list[int]]) -> list[Node]:
         """Steps what was selected. Returns the leaves to evaluate; the others' simulations are over."""
-        made: list[Node] = []
-        for parent, actions in chosen.items():
-            children = self.states.expand(parent, actions)
-            self.states.pinned.update(children)
-            made += children
         leaves: list[Node] = []
-        for node in made:
+        for node in self.states.expand_many(chosen):
             if self.found is None and self._config.stop_when is not None and self._config.stop_when(node):
                 self.found = node
             if node.terminated:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sandbox_gym.search.model import Model, Transition
+from sandbox_gym.search.model import Model, ParallelModel, Transition
 from sandbox_gym.search.tree import Node, Tree
 
 
@@ -18,6 +19,7 @@ class States:
 
     def __init__(self, model: Model[Any], tree: Tree, max_snapshots: int) -> None:
         self._model = model
+        self._parallel: ParallelModel[Any] | None = model if isinstance(model, ParallelModel) else None
         self._tree = tree
         self._max = max_snapshots
         self._live: dict[Node, Any] = {}
@@ -51,7 +53,7 @@ class States:
             node = node.parent
         for child in reversed(lost):
             self._make_room(1, keep=node)
-            self._step(node, [child.action])
+            self._step([(node, [child.action])])
             state = self._arriving.pop().state
             if state is None:
                 raise RuntimeError(
@@ -63,17 +65,21 @@ class States:
 
     def expand(self, parent: Node, actions: list[int]) -> list[Node]:
         """Steps `parent` by each action; the new nodes are in the tree, and their states owned, when this returns."""
-        self.get(parent)
-        self._make_room(len(actions), keep=parent)
-        children: list[Node] = []
-        self._step(parent, actions)
-        for action in actions:
-            step = self._arriving.pop(0)
-            child = self._tree.add(parent, action, step)
-            if step.state is not None:
-                self._live[child] = step.state
-            children.append(child)
-        return children
+        return self._expand([(parent, actions)])
+
+    def expand_many(self, chosen: dict[Node, list[int]]) -> list[Node]:
+        """`expand` for each node and its actions, as many at once as the model can and there is room for. The new
+        nodes are pinned.
+        """
+        made: list[Node] = []
+        waiting = list(chosen.items())
+        while waiting:
+            count = self._num_at_once(waiting)
+            children = self._expand(waiting[:count])
+            self.pinned.update(children)
+            made += children
+            del waiting[:count]
+        return made
 
     def release(self, node: Node) -> None:
         if node in self._live:
@@ -94,9 +100,46 @@ class States:
         if failure is not None:
             raise failure
 
-    def _step(self, parent: Node, actions: list[int]) -> None:
-        state = self._live[parent]
-        self.num_steps += len(actions)
+    def _num_at_once(self, waiting: Sequence[tuple[Node, list[int]]]) -> int:
+        """How many of the first jobs have room, for the states they begin from and for those they make."""
+        count = 0
+        if self._parallel is not None:
+            needed = len(self.pinned)
+            for parent, actions in waiting:
+                needed += len(actions) + (parent not in self.pinned)
+                if needed > self._max:
+                    break
+                count += 1
+        return max(1, count)
+
+    def _expand(self, jobs: Sequence[tuple[Node, list[int]]]) -> list[Node]:
+        # All of them have to be there at once, and making one again must not cost another.
+        held = {parent for parent, _ in jobs} - self.pinned
+        try:
+            for parent, _ in jobs:
+                self.get(parent)
+                self.pinned.add(parent)
+            self._make_room(sum(len(actions) for _, actions in jobs), keep=jobs[0][0])
+            self._step(jobs)
+        finally:
+            self.pinned -= held
+        children: list[Node] = []
+        for parent, actions in jobs:
+            for action in actions:
+                step = self._arriving.pop(0)
+                child = self._tree.add(parent, action, step)
+                if step.state is not None:
+                    self._live[child] = step.state
+                children.append(child)
+        return children
+
+    def _step(self, jobs: Sequence[tuple[Node, list[int]]]) -> None:
+        self.num_steps += sum(len(actions) for _, actions in jobs)
+        states = [(self._live[parent], actions) for parent, actions in jobs]
+        if self._parallel is not None:
+            self._arriving = [step for steps in self._parallel.step_many(states) for step in steps]
+            return
+        ((state, actions),) = states
         if len(actions) == 1:
             self._arriving = [self._model.step(state, actions[0])]
         else:

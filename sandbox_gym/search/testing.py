@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sandbox_gym.search.model import Model, Playout, Transition
+from sandbox_gym.search.model import Model, ParallelModel, Playout, Transition
 
 Rule = Callable[[int, int], tuple[int, float, bool, bool]]
 
@@ -123,6 +123,20 @@ def check_model(model: Model[Any], *, same: Callable[[Any, Any], bool] = np.arra
             state = step.state
             owned.append(state)
         assert np.isclose(value, played.value), "the playout's actions, taken one by one, gave another return"
+        if isinstance(model, ParallelModel):
+            jobs = [(root, actions), (first[0].state, actions[:1]), (root, actions[:1])]
+            many = model.step_many(jobs)
+            owned += [step.state for steps in many for step in steps]
+            for (state, taken), steps in zip(jobs, many, strict=True):
+                for action, step in zip(taken, steps, strict=True):
+                    other = model.step(state, action)
+                    owned.append(other.state)
+                    assert step.reward == other.reward and same(step.observation, other.observation), (
+                        f"action {action} gave something else in step_many"
+                    )
+            both = model.rollout_many([root, first[0].state], max_steps=5, discount=0.5, seeds=[1, 2])
+            other = model.rollout(first[0].state, max_steps=5, discount=0.5, seed=2)
+            assert both == [played, other], "the same seeds gave other playouts in rollout_many"
     finally:
         for state in owned:
             if state is not None:

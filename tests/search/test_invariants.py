@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox_gym.search import MCTS, SearchResult, Tree, TreeSearch
+from sandbox_gym.search import MCTS, Playout, SearchResult, Transition, Tree, TreeSearch
 from sandbox_gym.search.selection import considered_visits
 from sandbox_gym.search.testing import TableModel, check_model
 
@@ -114,6 +114,55 @@ def test_a_tight_budget_changes_the_cost_and_not_the_answer() -> None:
     assert numbers(free) == numbers(bound)
     assert wide.most_alive > 50 and tight.most_alive <= 5
     assert bound.num_steps == tight.num_steps > free.num_steps
+
+
+class ParallelTable(TableModel):
+    """Many states at once: what `ParallelModel` asks for."""
+
+    most_at_once = 0
+
+    def step_many(self, jobs: Sequence[tuple[int, Sequence[int]]]) -> list[list[Transition[int]]]:
+        self.most_at_once = max(self.most_at_once, len(jobs))
+        return [self.step_all(state, actions) for state, actions in jobs]
+
+    def rollout_many(
+        self, states: Sequence[int], *, max_steps: int, discount: float, seeds: Sequence[int]
+    ) -> list[Playout]:
+        return [
+            self.rollout(state, max_steps=max_steps, discount=discount, seed=seed)
+            for state, seed in zip(states, seeds, strict=True)
+        ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    batch_size=st.integers(1, 8),
+    spare_snapshots=st.integers(2, 30),
+    policy=st.sampled_from(["puct", "gumbel"]),
+)
+def test_many_states_at_once_change_nothing(
+    seed: int, batch_size: int, spare_snapshots: int, policy: str
+) -> None:
+    mcts = MCTS(
+        num_simulations=60,
+        batch_size=batch_size,
+        max_snapshots=batch_size + spare_snapshots,
+        action_selection=policy,
+        seed=seed,
+    )
+    single = maze(seed, 3)
+    parallel = ParallelTable(single._rule, num_actions=3, max_depth=6)
+    assert numbers(mcts.search(parallel)) == numbers(mcts.search(single))
+    assert parallel.num_alive == 0
+    assert parallel.most_alive <= mcts.max_snapshots
+
+
+def test_a_batch_is_stepped_at_once() -> None:
+    model = ParallelTable(maze(1, 3)._rule, num_actions=3)
+    check_model(ParallelTable(maze(5, 3, endings=0)._rule, num_actions=3))
+    MCTS(num_simulations=60, batch_size=8).search(model)
+    assert model.most_at_once > 3
 
 
 class Interrupted(KeyboardInterrupt):
