@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 import weakref
+from typing import NoReturn
 
 from sandbox_gym.api import Backend, SandboxSpec, Taken
 from sandbox_gym.errors import SandboxDied
@@ -100,6 +101,12 @@ class Snapshot:
     def list() -> builtins.list[Snapshot]:
         """The snapshots of this process, oldest first."""
         return [snapshot for snapshot in _snapshots.values() if not snapshot.deleted]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} can't be pickled, since it lives with this process: save() writes an archive that any process "
+            "can load(), and a job of sandbox_gym.ray takes it along by itself"
+        )
 
     def __repr__(self) -> str:
         label = f" {self.label!r}" if self.label else ""

@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 from sandbox_gym import _records
 from sandbox_gym._drafts import Draft
 from sandbox_gym._snapshot import Snapshot
-from sandbox_gym.api import Archiving, Backend, SandboxSpec
+from sandbox_gym.api import Archiving, Backend, Rng, SandboxSpec
 from sandbox_gym.backends import lookup
 from sandbox_gym.errors import SnapshotError
 
@@ -269,6 +269,20 @@ def restore_parts(
     return Snapshot(backend, taken, spec, None, manifest.label)
 
 
+def make_ready(image: Snapshot, *, rng: Rng) -> Snapshot:
+    """In place of `image`: its first copy, which stands still for others to be copied from, where fork can do that."""
+    from sandbox_gym.sandbox import Sandbox
+
+    with Sandbox.restore(image, rng=rng) as box:
+        try:
+            ready = box._take(keep=False, label=image.label, engine="fork")
+        except SnapshotError:  # more than one thread or process: criu makes each copy
+            return image
+        box._end("terminated", None)
+    image.delete()
+    return ready
+
+
 # ---- one file ------------------------------------------------------------------------------------------------------
 
 
@@ -277,21 +291,22 @@ def save(snapshot: Snapshot, place: Place, *, timeout: float) -> None:
     _records.check_seconds("timeout", timeout)
     archiving(snapshot._backend).facts(snapshot._spec)  # what is lacking is said before any work
     path = local_path(place)
-    with as_image(snapshot) as image:
-        if path is not None:
-            with Draft(os.path.dirname(path)) as draft:
-                _write(image, snapshot.label, draft.file, timeout)
-                draft.publish(path)
-            return
-        with tempfile.TemporaryFile() as spool:
-            _write(image, snapshot.label, spool, timeout)
-            spool.seek(0)
-            _upload(spool, os.fspath(place))
+    if path is not None:
+        with Draft(os.path.dirname(path)) as draft:
+            write(snapshot, draft.file, timeout)
+            draft.publish(path)
+        return
+    with tempfile.TemporaryFile() as spool:
+        write(snapshot, spool, timeout)
+        spool.seek(0)
+        _upload(spool, os.fspath(place))
 
 
-def _write(image: Snapshot, label: str | None, file: BinaryIO, timeout: float) -> None:
+def write(snapshot: Snapshot, file: BinaryIO, timeout: float) -> None:
+    """An archive into a file that is empty. Raises SnapshotError, BackendUnavailable, OSError of that file."""
     file.write(_HEAD)
-    block = write_parts(image, lambda: file, label, timeout).encode()
+    with as_image(snapshot) as image:
+        block = write_parts(image, lambda: file, snapshot.label, timeout).encode()
     file.write(block)
     file.write(_TAIL.pack(len(block), _END))
     file.flush()

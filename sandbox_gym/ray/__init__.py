@@ -1,1 +1,40 @@
-"""sandbox_gym over a cluster, by Ray: jobs, a policy's scores, searches."""
+"""sandbox_gym over a cluster, by Ray: jobs, a policy's scores, searches.
+
+Light at import: each name is loaded when it is first used, and Ray with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sandbox_gym.ray.jobs import ItemFailed as ItemFailed
+    from sandbox_gym.ray.jobs import Job as Job
+    from sandbox_gym.ray.jobs import job as job
+    from sandbox_gym.ray.scorer import PolicyScorer as PolicyScorer
+    from sandbox_gym.ray.search import leaf_parallel as leaf_parallel
+    from sandbox_gym.ray.search import root_parallel as root_parallel
+
+_HOMES = {
+    "ItemFailed": "jobs",
+    "Job": "jobs",
+    "PolicyScorer": "scorer",
+    "job": "jobs",
+    "leaf_parallel": "search",
+    "root_parallel": "search",
+}
+
+__all__ = ["ItemFailed", "Job", "PolicyScorer", "job", "leaf_parallel", "root_parallel"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sandbox_gym.ray' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"sandbox_gym.ray.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
