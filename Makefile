@@ -4,7 +4,7 @@ BENCHMARKS := $(filter-out _%,$(notdir $(basename $(wildcard benchmarks/*.py))))
 RAY_TESTS := tests/ray tests/criu/test_torch.py
 OLDEST_TESTS := tests/test_registration.py tests/env tests/vector $(RAY_TESTS)
 
-.PHONY: setup demo test check lint format bench
+.PHONY: setup demo test check lint format bench bench-train
 .DEFAULT_GOAL := demo
 
 setup:
@@ -32,5 +32,10 @@ format: setup
 
 bench: setup
 	@failed=; for name in $(BENCHMARKS); do \
-	  echo "== $$name"; $(PYTHON_IN_VENV) -m benchmarks.$$name --quick || failed="$$failed $$name"; \
+	  venv=.venv; [ $$name != ray ] || venv=.venv-oldest; \
+	  echo "== $$name"; $$venv/bin/python -m benchmarks.$$name --quick || failed="$$failed $$name"; \
 	done; [ -z "$$failed" ] || { echo "missed a bar:$$failed"; exit 1; }
+
+# Half an hour: PPO to a return of 450, and AlphaZero from scratch.
+bench-train: setup
+	.venv-oldest/bin/python -m benchmarks.ray
