@@ -2,18 +2,19 @@
 
     entry_point="sandbox_gym_guest.encoded:make", env_kwargs={"env_id": "MiniGrid-DoorKey-6x6-v0", "encode": "flat"}
 
-"flat" is one row of numbers: a Box as it is, integers of Discrete and MultiDiscrete one-hot, MultiBinary as 0 and 1, Dict
-and Tuple one part after the other. Text is hashed: each word and each pair of neighbours adds 1 or -1 to one of 64
-numbers (Weinberger et al. 2009, "Feature hashing"), and the whole has length 1.
+"flat" is one row of numbers: a Box as it is, integers of Discrete and MultiDiscrete one-hot, MultiBinary as 0 and 1,
+Dict and Tuple one part after the other. Text is hashed: each word and each pair of neighbours adds 1 or -1 to one of
+64 numbers (Weinberger et al. 2009, "Feature hashing"), and the whole has length 1.
 
-"image" is [64, 64, channels] in 0 to 1, each pixel the mean of the area it covers: of an observation that is an image, or
-of the one image in a Dict.
+"image" is [64, 64, channels] in 0 to 1, each pixel the mean of the area it covers: of an observation that is an image,
+or of the one image in a Dict.
 
 "auto" leaves rows of floats alone, takes "image" for images of 32 pixels or more, and "flat" for all the rest.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
 from collections.abc import Callable
@@ -131,7 +132,7 @@ def _joined(keys: list[Any], parts: list[Space[Any]]) -> tuple[int, Write]:
 def write_text(text: str, row: Array) -> None:
     """Adds the text's words and pairs of words to a row of zeros, as a vector of length 1."""
     words = _WORD.findall(text.lower())
-    for token in (*words, *map(" ".join, zip(words, words[1:]))):
+    for token in (*words, *map(" ".join, itertools.pairwise(words))):
         number = zlib.crc32(token.encode())  # `hash` differs from process to process
         row[number % len(row)] += 1 if number >> 31 else -1
     row /= max(1.0, float(np.linalg.norm(row)))
@@ -156,7 +157,9 @@ class Image(gymnasium.ObservationWrapper[Any, Any, Any]):
         image = (image.reshape(*image.shape[:2], -1) - self._low) / self._range
         high = self._rows @ image.reshape(image.shape[0], -1)  # [64, width * channels]
         wide = high.reshape(IMAGE_SIZE, image.shape[1], -1).transpose(0, 2, 1) @ self._columns.T
-        return np.clip(wide.transpose(0, 2, 1), 0.0, 1.0)  # [64, 64, channels]; sums of weights exceed 1 by rounding
+        return np.clip(
+            wide.transpose(0, 2, 1), 0.0, 1.0
+        )  # [64, 64, channels]; sums of weights exceed 1 by rounding
 
 
 def _find_image(space: Space[Any]) -> tuple[Any, spaces.Box]:

@@ -15,7 +15,7 @@ from ray.rllib.utils.metrics import ENV_RESET_TIMER, ENV_STEP_TIMER
 from sandbox_gym.errors import SandboxDied, SandboxTimeout
 
 _ACCIDENTS = (SandboxDied, SandboxTimeout)  # a supervisor that is gone, a machine that is too busy to reset
-_TRIES = 3  # accidents in a row, with no step between them that succeeded, after which they are none
+_TRIES = 3  # accidents within one `sample()`, after which they are none
 
 
 class SandboxEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]
@@ -25,9 +25,9 @@ class SandboxEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]
     other env runner has (RLlib's own are seed + worker + lane, the same for many). Restarted runners, and those of an
     algorithm from a checkpoint, get others than before. Later episodes go on with their lane's random numbers.
 
-    Failures. A guest that fails ends the episode of its lane; the step that was never made is left out of the samples. When
-    the supervisor is gone, all lanes start new episodes with another; what their unfinished ones had sampled since the
-    last `sample()` is lost. What keeps failing raises: here, and with `sandbox_gym.rllib.algorithms` in `train()`.
+    Failures. A guest that fails ends the episode of its lane; the step that was never made is left out of the samples.
+    When the supervisor is gone, all lanes start new episodes with another; what their unfinished ones had sampled since
+    the last `sample()` is lost. What keeps failing raises: here, and with `sandbox_gym.rllib.algorithms` in `train()`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -55,6 +55,7 @@ class SandboxEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]
     # ---- sampling -----------------------------------------------------------------------------------------------
 
     def sample(self, **kwargs: Any) -> list[Any]:
+        self._accidents = 0
         return without_failed_steps(super().sample(**kwargs))
 
     def _try_env_reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -73,7 +74,6 @@ class SandboxEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]
             self.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
             self._endure(error)
             return ENV_STEP_FAILURE  # RLlib now resets all lanes
-        self._accidents = 0
         self._log_env_steps(metric=self._metrics_num_try_env_step, num_steps=1)
         return results
 
@@ -82,11 +82,11 @@ class SandboxEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]
         self._accidents += 1
         if not isinstance(error, _ACCIDENTS) or self._accidents >= _TRIES:
             self.failure = f"{type(error).__name__}: {error}"
-            raise error
+            raise error from None  # its cause holds a guest's traceback, and RLlib fails to copy it
 
     def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """RLlib's calls. Where sandboxes have failed, the error goes to the caller and this process lives on; RLlib's own
-        `apply` would end it, and its message with it.
+        """RLlib's calls. Where sandboxes have failed, the error goes to the caller and this process lives on; RLlib's
+        own `apply` would end it, and its message with it.
         """
         try:
             return func(self, *args, **kwargs)
@@ -97,8 +97,8 @@ class SandboxEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]
 
 
 def lane_seeds(seed: int, worker: int, num_envs: int, moment: tuple[int, ...] = ()) -> list[int]:
-    """31-bit seeds for the lanes of one worker: those of no two workers meet, as long as all have `num_envs` lanes and the
-    same `moment`.
+    """31-bit seeds for the lanes of one worker: those of no two workers meet, as long as all have `num_envs` lanes and
+    the same `moment`.
     """
     first = int(np.random.SeedSequence([abs(seed), *moment]).generate_state(1)[0])
     return [(first + worker * num_envs + lane) % 2**31 for lane in range(num_envs)]
@@ -108,12 +108,11 @@ def without_failed_steps(episodes: list[Any]) -> list[Any]:
     """Episodes that a failure has truncated end with the step before, since that step was never made."""
     kept = []
     for episode in episodes:
-        if episode.is_truncated and "sandbox_error" in episode.get_infos(-1):
-            if len(episode) < 2:
-                continue
-            episode = episode.slice(slice(0, len(episode) - 1))
-            episode.is_truncated = True
-        kept.append(episode)
+        if not episode.is_truncated or "sandbox_error" not in episode.get_infos(-1):
+            kept.append(episode)
+        elif len(episode) > 1:
+            kept.append(episode.slice(slice(0, len(episode) - 1)))
+            kept[-1].is_truncated = True
     return kept
 
 
