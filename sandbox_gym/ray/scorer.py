@@ -6,7 +6,6 @@ import collections
 import copy
 import math
 import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,10 +15,9 @@ import numpy as np
 import ray
 
 from sandbox_gym import _records
-from sandbox_gym.errors import BackendUnavailable, SandboxDied, SandboxTimeout
+from sandbox_gym.errors import SandboxDied
+from sandbox_gym.ray import actors
 from sandbox_gym.ray.scorer_replica import Array, Replica, Report
-
-_CLOSED = "the policy scorer is gone ({}): make another PolicyScorer"
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,10 @@ class Scores:
 
     def result(self) -> tuple[Array, Array]:
         """(prior_logits [b, num_actions], values [b]), both float32. Raises what `PolicyScorer.evaluate` does."""
-        deadline = time.monotonic() + self._scorer.timeout
+        deadline = actors.Deadline(self._scorer.timeout)
         while True:
             try:
-                logits, values, self.version = _get(self._ref, deadline - time.monotonic(), "scores")
+                logits, values, self.version = actors.get(self._ref, deadline.left(), "PolicyScorer's scores")
             except SandboxDied:
                 self._scorer._lost(self._replica)
                 self._ask()  # another replica; raises where none is left
@@ -115,22 +113,12 @@ class PolicyScorer:
         self.timeout = timeout
         if not ray.is_initialized():
             ray.init()
-        needs = {"num_cpus": 1, "num_gpus": _gpus_each(num_replicas) if gpus is None else gpus}
-        _check_room(needs)
+        needs = {"num_cpus": 1.0, "num_gpus": _gpus_each(num_replicas) if gpus is None else gpus}
         shared = ray.put(copy.deepcopy(module).cpu())  # once, for all replicas
-        made = ray.remote(Replica).options(**needs, scheduling_strategy="SPREAD")
-        self._replicas = [made.remote(shared, max_batch, max_wait) for _ in range(num_replicas)]
+        self._replicas, _ = actors.start(
+            Replica, (shared, max_batch, max_wait), number=num_replicas, needs=needs, timeout=timeout
+        )
         self._turn = random.randrange(num_replicas)
-        try:
-            _get([replica.start.remote() for replica in self._replicas], timeout, "the start of its actors")
-        except BaseException as error:
-            self.close()
-            if isinstance(error, SandboxTimeout):
-                raise BackendUnavailable(
-                    f"{num_replicas} replicas with {needs} did not start within {timeout} s; free in the cluster: "
-                    f"{ray.available_resources()}. Free some, or ask for less"
-                ) from None
-            raise
 
     def evaluate(self, observations: Sequence[Any] | Array) -> tuple[Array, Array]:
         """The scores of observations [b, ...], a list or an array: `(prior_logits [b, num_actions], values [b])`. It is
@@ -179,9 +167,8 @@ class PolicyScorer:
 
     def close(self) -> None:
         """Ends the actors, for all who have this handle. Idempotent."""
-        for replica in self._replicas:
-            ray.kill(replica)
-        self._replicas = []
+        replicas, self._replicas = self._replicas, []
+        actors.end(replicas)
 
     def __enter__(self) -> PolicyScorer:
         return self
@@ -194,22 +181,26 @@ class PolicyScorer:
     def _next(self) -> Any:
         replicas = self._replicas
         if not replicas:
-            raise SandboxDied(_CLOSED.format("closed, or its last actor died"))
+            raise SandboxDied(
+                "the policy scorer was closed, or its last actor died: make another PolicyScorer"
+            )
         self._turn += 1
         return replicas[self._turn % len(replicas)]
 
     def _lost(self, replica: Any) -> None:
+        # Out of reach for a moment only, it would go on elsewhere with weights that are no longer changed.
+        actors.end([replica])
         # Another list: threads may be choosing from this one.
         self._replicas = [other for other in self._replicas if other is not replica]
 
     def _on_all(self, method: str, *args: Any) -> list[Any]:
         """The answers of all replicas that live."""
-        deadline = time.monotonic() + self.timeout
+        deadline = actors.Deadline(self.timeout)
         asked = [(replica, getattr(replica, method).remote(*args)) for replica in self._replicas]
         answers = []
         for replica, ref in asked:
             try:
-                answers.append(_get(ref, deadline - time.monotonic(), f"an answer to {method}"))
+                answers.append(actors.get(ref, deadline.left(), f"PolicyScorer.{method}"))
             except SandboxDied:
                 self._lost(replica)
         if not answers:
@@ -217,31 +208,10 @@ class PolicyScorer:
         return answers
 
 
-def _get(refs: Any, timeout: float, what: str) -> Any:
-    """`ray.get`, with what the actor raised raised here as it was. Raises SandboxTimeout, SandboxDied."""
-    try:
-        return ray.get(refs, timeout=max(0.0, timeout))
-    except ray.exceptions.GetTimeoutError:
-        raise SandboxTimeout(f"the policy scorer: {what} did not come in time") from None
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-    except ray.exceptions.RayActorError as error:
-        raise SandboxDied(_CLOSED.format(error)) from None
-
-
 def _gpus_each(num_replicas: int) -> float:
     """A GPU for each, or as equal a share as whole replicas on each GPU allow; 0 where there is none."""
     there = int(ray.cluster_resources().get("GPU", 0))
     return 1 / math.ceil(num_replicas / there) if there else 0.0
-
-
-def _check_room(needs: Mapping[str, float]) -> None:
-    """Ray would wait for ever for what no node has. Raises BackendUnavailable."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(
-        all(node.get(name, 0) >= needs[f"num_{name.lower()}s"] for name in ("CPU", "GPU")) for node in nodes
-    ):
-        raise BackendUnavailable(f"no node of the cluster has what a replica needs, {needs}: ask for less")
 
 
 def _as_batch(observations: Sequence[Any] | Array) -> Array:

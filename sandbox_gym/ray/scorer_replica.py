@@ -97,11 +97,7 @@ class Replica:
         while True:
             await self._fill()
             batch = self._take()
-            answers: list[Answer | Exception]
-            try:
-                answers = await loop.run_in_executor(self._thread, self._score, batch)
-            except Exception as error:
-                answers = [error] * len(batch)
+            answers = await loop.run_in_executor(self._thread, self._score, batch)
             now = time.perf_counter()
             for request, answer in zip(batch, answers, strict=True):
                 self._num_requests += 1
@@ -171,7 +167,15 @@ class Replica:
         self._module, self._version = module, version
 
     def _score(self, batch: list[Request]) -> list[Answer | Exception]:
-        """One pass over the batch, split again by request; a request whose own scores are wrong gets its own error."""
+        """An answer to each request, or the error that it alone is to blame for."""
+        try:
+            return self._score_together(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                return [error]
+            return [answer for request in batch for answer in self._score([request])]
+
+    def _score_together(self, batch: list[Request]) -> list[Answer | Exception]:
         # A fresh array: those that Ray hands over can't be written to, and torch wants one that can.
         observations = np.concatenate([request.observations for request in batch])
         logits, values = self._forward(observations)
@@ -200,7 +204,6 @@ class Replica:
         values: list[Array] = []
         with torch.inference_mode():
             for part in torch.from_numpy(observations).split(self._max_batch):
-                self._batch_sizes[len(part)] += 1
                 try:
                     found = self._module(part.to(self._device))
                 except Exception as error:
@@ -209,6 +212,7 @@ class Replica:
                     ) from None
                 for kept, output in zip((logits, values), self._checked(found, len(part)), strict=True):
                     kept.append(output.float().cpu().numpy())
+                self._batch_sizes[len(part)] += 1
         return np.concatenate(logits), np.concatenate(values)
 
     def _checked(self, found: Any, b: int) -> tuple[Any, Any]:

@@ -135,8 +135,8 @@ def check_model(model: Model[Any], *, same: Callable[[Any, Any], bool] = np.arra
                         f"action {action} gave something else in step_many"
                     )
             both = model.rollout_many([root, first[0].state], max_steps=5, discount=0.5, seeds=[1, 2])
-            other = model.rollout(first[0].state, max_steps=5, discount=0.5, seed=2)
-            assert both == [played, other], "the same seeds gave other playouts in rollout_many"
+            below = model.rollout(first[0].state, max_steps=5, discount=0.5, seed=2)
+            assert both == [played, below], "the same seeds gave other playouts in rollout_many"
     finally:
         for state in owned:
             if state is not None:

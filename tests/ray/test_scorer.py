@@ -212,13 +212,17 @@ def test_wrong_outputs_name_the_module(cluster: Any) -> None:
         with pytest.raises(ValueError, match="Wrong, version 0, gave a NaN"):
             bad.result()
         assert good.result()[1].tolist() == [0.0]
-        assert scorer.stats().batch_sizes == {2: 5}  # they shared one
+        assert scorer.stats().batch_sizes == {2: 2}  # they shared one
+        bad, good = scorer.submit(batch(3, 0)), scorer.submit(batch(0, 0))
+        with pytest.raises(SandboxError, match=r"can't score observations \[1, 2\]"):
+            bad.result()
+        assert good.result()[1].tolist() == [0.0]
         with pytest.raises(ValueError, match="numbers of one shape"):
             scorer.evaluate([{"image": 1}])
         with pytest.raises(ValueError, match="one observation or more"):
             scorer.evaluate([])
         scorer.timeout = 0.2
-        with pytest.raises(SandboxTimeout, match="scores did not come in time"):
+        with pytest.raises(SandboxTimeout, match="scores: no answer in time"):
             scorer.evaluate(batch(0, 0))
 
 
@@ -239,7 +243,7 @@ def test_replicas_that_die(cluster: Any) -> None:
 
 
 def test_more_than_the_cluster_has(cluster: Any) -> None:
-    with pytest.raises(BackendUnavailable, match="no node of the cluster"):
+    with pytest.raises(BackendUnavailable, match="no node of the cluster has"):
         PolicyScorer(MODULE, gpus=1)
     with pytest.raises(BackendUnavailable, match="free in the cluster"):
         PolicyScorer(MODULE, num_replicas=9, timeout=0.5)
