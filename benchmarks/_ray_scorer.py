@@ -22,7 +22,7 @@ def network() -> Any:
     """A policy and a value for CartPole's observations, of the size that its examples use."""
     import torch
 
-    class Network(torch.nn.Module):
+    class Network(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
         def __init__(self) -> None:
             super().__init__()
             self.body = torch.nn.Sequential(
