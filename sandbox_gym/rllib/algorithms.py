@@ -52,17 +52,17 @@ def _raise_failures(group: Any, runners: list[int]) -> None:
             raise SandboxError(f"an env runner's sandboxes keep failing: {failure}")
 
 
-class SandboxPPO(_Watched, PPO):  # type: ignore[misc]
+class SandboxPPO(_Watched, PPO):
     pass
 
 
-class SandboxAPPO(_Watched, APPO):  # type: ignore[misc]
+class SandboxAPPO(_Watched, APPO):
     pass
 
 
-class SandboxIMPALA(_Watched, IMPALA):  # type: ignore[misc]
+class SandboxIMPALA(_Watched, IMPALA):
     pass
 
 
-class SandboxDQN(_Watched, DQN):  # type: ignore[misc]
+class SandboxDQN(_Watched, DQN):
     pass

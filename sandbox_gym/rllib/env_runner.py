@@ -18,7 +18,7 @@ _ACCIDENTS = (SandboxDied, SandboxTimeout)  # a supervisor that is gone, a machi
 _TRIES = 3  # accidents within one `sample()`, after which they are none
 
 
-class SandboxEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]
+class SandboxEnvRunner(SingleAgentEnvRunner):
     """A `SingleAgentEnvRunner` for `SandboxVectorEnv`.
 
     Seeds. Where `config.debugging(seed=...)` is set, the first episode of each lane has a seed that no other lane of no

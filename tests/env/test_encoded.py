@@ -58,8 +58,9 @@ def test_numbers_one_after_the_other() -> None:
         "kinds": np.array([1, 6]),
     }
     row = encoded(space, value)
-    parts = {"box": [0.5, -1, 0, 1], "all": [0, 0, 1, 1, 0], "kinds": [0, 1, 0, 1, 0]}
-    assert row.tolist() == [number for key in space.spaces for number in parts[key]]
+    parts: dict[str, list[float]] = {"box": [0.5, -1, 0, 1], "all": [0, 0, 1, 1, 0], "kinds": [0, 1, 0, 1, 0]}
+    expected = [number for key in space.spaces for number in parts[key]]
+    assert row.tolist() == expected
 
 
 def test_text() -> None:
