@@ -64,7 +64,7 @@ def one_by_one(scorer: PolicyScorer, seconds: float) -> tuple[int, float]:
 
 
 def rows(quick: bool) -> list[Row]:
-    """In a Ray that runs already."""
+    """Starts Ray where none runs."""
     rounds, seconds = (3, 1.0) if quick else (7, 3.0)
     batched: list[float] = []
     unbatched: list[float] = []
