@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sandbox_gym.ray.scorer import PolicyScorer as PolicyScorer
     from sandbox_gym.ray.search import leaf_parallel as leaf_parallel
     from sandbox_gym.ray.search import root_parallel as root_parallel
+    from sandbox_gym.ray.search import search_all as search_all
 
 _HOMES = {
     "ItemFailed": "jobs",
@@ -23,9 +24,10 @@ _HOMES = {
     "job": "jobs",
     "leaf_parallel": "search",
     "root_parallel": "search",
+    "search_all": "search",
 }
 
-__all__ = ["ItemFailed", "Job", "PolicyScorer", "job", "leaf_parallel", "root_parallel"]
+__all__ = ["ItemFailed", "Job", "PolicyScorer", "job", "leaf_parallel", "root_parallel", "search_all"]
 
 
 def __getattr__(name: str) -> Any:

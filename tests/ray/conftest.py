@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sandbox_gym.backends.native import registry
+from tests.conftest import descendants
 
 _PATIENCE = 20.0  # seconds
 
@@ -29,29 +30,30 @@ def cluster() -> Iterator[Any]:
     # Its nodes find each other by this machine's own address, whose packets go over loopback.
     node = {"num_cpus": 4, "object_store_memory": 200 << 20}
     made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    before = _supervisors()
     try:
         made.add_node(**node, resources={"second": 1})
         ray.init(address=made.address, log_to_driver=False)
         yield made
     finally:
+        ours = descendants(os.getpid())
         ray.shutdown()
         made.shutdown()
         shutil.rmtree(place, ignore_errors=True)
     deadline = time.monotonic() + _PATIENCE
-    while (left := _supervisors() - before) and time.monotonic() < deadline:
+    while (left := _supervisors(ours)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, f"supervisors of workers that are gone: {left}"
 
 
-def _supervisors() -> set[str]:
-    """The run folders of all clients but this process, whose own end is waited for by `nothing_left_on_the_machine`."""
+def _supervisors(ours: set[int]) -> list[str]:
+    """The run folders of clients that are among `ours`, or dead."""
     home = registry.home()
-    return {row for row in os.listdir(home) if _owner(row) != os.getpid()} if home.exists() else set()
+    owners = {folder: _owner(folder) for folder in (os.listdir(home) if home.exists() else ())}
+    return [folder for folder, pid in owners.items() if pid in ours or not os.path.exists(f"/proc/{pid}")]
 
 
 def _owner(folder: str) -> int:
     try:
         return int(json.loads((registry.home() / folder / "info.json").read_text())["owner_pid"])
-    except OSError:  # it is just going
-        return 0
+    except OSError:  # it is just coming, or going
+        return os.getpid()
