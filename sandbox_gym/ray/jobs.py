@@ -42,6 +42,8 @@ class _ThereTraceback(Exception):
 class Job:
     """What `job` makes of a function. A call runs it here; `map`, `map_unordered` and `starmap` run it on workers."""
 
+    __name__: str
+
     def __init__(
         self, function: Callable[..., Any], needs: nodes.Needs, *, retries: int, timeout: float | None
     ) -> None:

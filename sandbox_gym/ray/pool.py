@@ -35,7 +35,7 @@ _SHORT, _QUEUED = (
 @dataclass(eq=False)
 class Item:
     """What a worker is to do. `attempts`: those that failed; `answer`: to the last one, an error when its worker gave
-    none; `alone`: it was with a worker that died, so that it gets one for itself, to be blamed for no other.
+    none; `alone`: it was with a worker that went, and gets one for itself, to be blamed for no other.
     """
 
     index: int
@@ -352,9 +352,13 @@ class Pool:
             self._retry(item)
 
     def _give_back(self, hand: _Hand, cause: SandboxError | None) -> None:
-        """What a worker had when it went: the first has failed, if there is a cause; the others were never begun."""
+        """What a worker had when it went: the first has failed, if there is a cause; the others were never begun. Where
+        it died with several, its last answer may not have been heard, so that nobody can tell whose fault it was.
+        """
         items = [call.item for call in hand.calls if call.item is not None]
         hand.calls.clear()
+        if isinstance(cause, SandboxDied) and len(items) > 1:
+            cause = None
         for item in items:
             item.alone = True
         first = items[:1] if cause is not None else []

@@ -199,7 +199,7 @@ def test_what_the_cluster_can_never_give() -> None:
         ({"resources": {"unheard": 1}}, "1 unheard"),
     ):
         with pytest.raises(BackendUnavailable, match=told):
-            job(**wish)(same).map([1])  # type: ignore[call-overload]
+            job(**wish)(same).map([1])
     for wrong in (
         {"cpus": 0},
         {"retries": -1},
@@ -208,7 +208,7 @@ def test_what_the_cluster_can_never_give() -> None:
         {"memory": "much"},
     ):
         with pytest.raises(ValueError, match=next(iter(wrong)) if "memory" not in wrong else "much"):
-            job(**wrong)  # type: ignore[call-overload]
+            job(**wrong)
 
 
 # ---- sandboxes -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,11 @@ class Held:
     def until_gone(self) -> None:
         until(lambda: not self.folder.exists())
         for pid, started in self.started.items():
-            until(lambda pid=pid, started=started: started is None or registry.start_time(pid) != started)
+            until(partial(_ended, pid, started))
+
+
+def _ended(pid: int, started: int | None) -> bool:
+    return started is None or registry.start_time(pid) != started
 
 
 def test_a_worker_that_is_killed(tmp_path: Path) -> None:
@@ -77,7 +82,10 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
     assert results == [number for number in range(30) if number != 20]
     assert isinstance(failed, ItemFailed) and (failed.index, failed.attempts) == (20, 2)
     assert isinstance(failed.cause, SandboxDied) and "its worker died: The actor died" in str(failed)
-    assert [(tmp_path / name).read_text() for name in ("0", "10", "20")] == ["x", "xx", "xx"]
+    tried = [len((tmp_path / str(number)).read_text()) for number in range(30)]
+    assert tried[10] == 2
+    assert 2 <= tried[20] <= 3  # once perhaps beside others, where nobody is blamed
+    assert all(count <= 2 for number, count in enumerate(tried) if number not in (10, 20))
 
 
 def test_an_item_that_takes_too_long(tmp_path: Path) -> None:
