@@ -1,0 +1,52 @@
+"""AlphaZero-style training over live snapshots of a sandboxed MiniGrid level, from scratch, on this machine.
+
+python -m examples.alphazero [--minutes 15] [--out FOLDER] [--env ID] [--seed N]
+
+Started again with the same folder, it goes on from the checkpoint there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+import ray
+from tqdm import tqdm
+
+from examples.alphazero.training import Row, Settings, train
+
+_WIDTH = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=Settings.minutes, help="at most, all runs together")
+    parser.add_argument("--out", type=Path, default=Path("alphazero"), help="folder for curve and checkpoint")
+    parser.add_argument("--env", default=Settings.env_id, help="a MiniGrid level")
+    parser.add_argument("--seed", type=int, default=Settings.seed)
+    arguments = parser.parse_args()
+    settings = Settings(env_id=arguments.env, seed=arguments.seed, minutes=arguments.minutes)
+    ray.init(log_to_driver=False)
+    try:
+        tqdm.write("".join(column.name.rjust(_WIDTH + 1) for column in fields(Row)))
+        train(settings, arguments.out, on_row=show)
+    finally:
+        ray.shutdown()
+    print(f"curve and checkpoint: {arguments.out}")
+
+
+def show(row: Row) -> None:
+    cells = (getattr(row, column.name) for column in fields(Row))
+    tqdm.write(
+        "".join(
+            f"{cell:{_WIDTH + 1}.4g}" if isinstance(cell, float) else f"{cell:{_WIDTH + 1}d}"
+            for cell in cells
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
