@@ -24,6 +24,9 @@ from sandbox_gym.ray.worker import Reply, Share, Worker
 _TICK = 1.0  # seconds between looks at the cluster
 _FIRST_TICK = 0.1  # while there is no worker yet
 _PATIENCE = LOAD_TIMEOUT  # seconds without any worker after which a map gives up
+_IDLE = (
+    30.0  # seconds without work after which a worker leaves its place to others: another map may wait for it
+)
 _MOST_BAD_STARTS = 10  # workers in a row that died while they started
 _MOST_LOADED = 8  # snapshots of items that a worker keeps
 _SHORT, _QUEUED = (
@@ -93,7 +96,7 @@ class Pool:
         self._changed = threading.Condition()
         self._hands: set[_Hand] = set()
         self._starting: Counter[str] = Counter()
-        self._departed: dict[str, list[int]] = {}  # process ids of the dead, by node
+        self._departed: dict[str, frozenset[int]] = {}  # processes that may have sandboxes yet, by node
         self._unfit: dict[str, str] = {}  # nodes where no worker can be, and why
         self._bad_starts = 0
         self._seconds: float | None = None  # that an item takes, lately
@@ -202,7 +205,7 @@ class Pool:
 
     def _vacancies(self) -> list[tuple[str, Share]]:
         there = Counter(hand.node for hand in self._hands) + self._starting
-        wanted = self.submitted - self.completed - there.total()
+        wanted = len(self._todo) - self._starting.total()
         # What a node has free is not told at once: one look after each start.
         avoid = {node for node, count in self._starting.items() if count} | self._unfit.keys()
         return nodes.vacancies(self._needs, there, avoid, wanted) if wanted > 0 else []
@@ -250,16 +253,17 @@ class Pool:
         finally:
             self._hands.discard(hand)
             if hand.pid is not None:
-                self._departed.setdefault(node, []).append(hand.pid)
+                self._departed[node] = self._departed.get(node, frozenset()) | {hand.pid}
             with contextlib.suppress(Exception):  # Ray is gone, and the worker too
                 ray.kill(hand.actor)
 
     async def _open(self, hand: _Hand) -> None:
         """Raises _Gone."""
-        gone = self._departed.pop(hand.node, [])
+        gone = self._departed.get(hand.node, frozenset())
         call = self._call(hand.actor.open.remote(*self._opening, share=hand.share, gone=gone))
         try:
             hand.pid = await asyncio.wait_for(call.future, _PATIENCE)
+            self._departed[hand.node] = self._departed.get(hand.node, frozenset()) - gone
             self._bad_starts = 0
         except RayTaskError as error:  # it lives, and says what is wrong
             self._unfit[hand.node] = f"{type(error.cause).__name__}: {error.cause}"
@@ -276,7 +280,10 @@ class Pool:
             if hand.calls:
                 return
             self._news.clear()
-            await self._news.wait()
+            try:
+                await asyncio.wait_for(self._news.wait(), _IDLE)
+            except asyncio.TimeoutError:
+                raise _Gone(None) from None
 
     def _most_queued(self) -> int:
         """Who is never tried again must not be taken for another that died before its answer was heard."""

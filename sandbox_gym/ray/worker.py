@@ -65,7 +65,7 @@ class Worker:
         packed: Sequence[Packed],
         *,
         share: Share,
-        gone: Sequence[int],
+        gone: frozenset[int],
     ) -> int:
         """Makes ready, and returns this process's id. `function`: the reference of its pickle; `gone`: processes that
         were this node's workers before, whose sandboxes count until they have ended.
@@ -74,7 +74,7 @@ class Worker:
         """
         os.environ[_CAP] = str(share.cap)
         lookup.shut_down()  # Ray may have used this process before, and then there is a supervisor with another cap
-        _wait_for_the_end_of(set(gone))
+        _wait_for_the_end_of(gone)
         self._share = share
         self._backend = lookup.get("native")
         Sandbox.create().terminate()  # what the first one warms up is no item's time
@@ -128,7 +128,7 @@ class Worker:
             self._snapshots = len(Snapshot.list())
 
 
-def _wait_for_the_end_of(owners: set[int]) -> None:
+def _wait_for_the_end_of(owners: frozenset[int]) -> None:
     """Of all sandboxes of these processes. Raises TimeoutError."""
     deadline = time.monotonic() + _PATIENCE
     while owners and (left := [row for row in registry.list_all() if row["owner_pid"] in owners]):
