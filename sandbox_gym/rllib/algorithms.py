@@ -12,7 +12,7 @@ from ray.rllib.algorithms.ppo import PPO
 
 from sandbox_gym.errors import SandboxError
 
-_PATIENCE = 120.0  # seconds in which one env runner at least must have started again
+_PATIENCE = 300.0  # seconds in which one env runner at least must have started again
 _PAUSE = 0.1  # seconds between two looks
 
 

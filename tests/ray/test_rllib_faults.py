@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import ray
 
 from sandbox_gym.backends import lookup
 from sandbox_gym.errors import SandboxDied, SandboxError
-from sandbox_gym.rllib import ppo_config
+from sandbox_gym.rllib import algorithms, ppo_config
 from sandbox_gym.rllib.env_runner import lane_seeds
 from tests.conftest import Traces, descendants
 from tests.ray.rllib_toys import LENGTH, tell_seeds
@@ -138,6 +139,18 @@ def test_a_killed_env_runner_is_started_again_with_other_seeds(two_runners: Any)
     assert not seeds & {int(seed) for seed in first["seeds"]}
     assert algorithm.env_runner_group.num_remote_worker_restarts() == 2
     assert result["episode_len_mean"] == pytest.approx(LENGTH)
+    for trace in traces:
+        trace.assert_gone(_PATIENCE)
+
+
+def test_env_runners_that_are_gone_for_good_raise(two_runners: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last test that uses them."""
+    algorithm, _ = two_runners
+    monkeypatch.setattr(algorithms, "_PATIENCE", 1.0)
+    traces = traces_of(algorithm)
+    on_runners(algorithm, lambda runner: ray.actor.exit_actor())
+    with pytest.raises(SandboxError, match="no env runner has come back"):
+        train(algorithm, 5)
     for trace in traces:
         trace.assert_gone(_PATIENCE)
 

@@ -52,6 +52,15 @@ def test_ppo_and_what_its_sandboxes_did() -> None:
     assert sandboxes["live"] >= 8
 
 
+def test_evaluation_has_lanes_and_seeds_of_its_own() -> None:
+    config = short(ppo_config(entry_point=f"{TOYS}:Counter", num_envs_per_env_runner=4))
+    config.debugging(seed=2).callbacks(on_episode_start=tell_seeds)
+    result = train(config.evaluation(evaluation_interval=1, evaluation_duration=8))
+    evaluated = result["evaluation"]["env_runners"]
+    assert evaluated["num_episodes"] == 8
+    assert len({*evaluated["seeds"], *result["env_runners"]["seeds"]}) == 8
+
+
 def test_without_copies_no_restores() -> None:
     sandboxes = train(short(ppo_config("CartPole-v1", fresh="reuse")), 2)["env_runners"]["sandboxes"]
     assert sandboxes["restores"] == 8, "only those that lanes began with"
