@@ -15,7 +15,8 @@ from sandbox_gym._records import check_seconds
 from sandbox_gym.api import parse_bytes
 from sandbox_gym.errors import SandboxError
 from sandbox_gym.ray import nodes
-from sandbox_gym.ray.pool import Item, Pool
+from sandbox_gym.ray.hand import Item
+from sandbox_gym.ray.pool import Pool
 from sandbox_gym.ray.travel import Packing
 
 _AHEAD = 8  # items that are drawn for each worker before a result is taken

@@ -8,74 +8,25 @@ import contextlib
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from sandbox_gym.errors import BackendUnavailable, SandboxDied, SandboxError, SandboxTimeout
+from sandbox_gym.errors import BackendUnavailable, SandboxDied, SandboxError
 from sandbox_gym.ray import nodes
-from sandbox_gym.ray.travel import LOAD_TIMEOUT, Parcel
-from sandbox_gym.ray.worker import Reply, Share, Worker
+from sandbox_gym.ray.hand import START_TIMEOUT, Gone, Hand, Item
+from sandbox_gym.ray.travel import Parcel
+from sandbox_gym.ray.worker import Reply, Share
 
 _TICK = 1.0  # seconds between looks at the cluster
 _FIRST_TICK = 0.1  # while there is no worker yet
-_PATIENCE = LOAD_TIMEOUT  # seconds without any worker after which a map gives up
 _IDLE = (
     30.0  # seconds without work after which a worker leaves its place to others: another map may wait for it
 )
 _MOST_BAD_STARTS = 10  # workers in a row that died while they started
-_MOST_LOADED = 8  # snapshots of items that a worker keeps
-_SHORT, _QUEUED = (
-    0.05,
-    3,
-)  # where items take fewer seconds than that, a worker has so many, to never wait for us
-
-
-@dataclass(eq=False)
-class Item:
-    """What a worker is to do. `attempts`: those that failed; `answer`: to the last one, an error when its worker gave
-    none; `alone`: it was with a worker that went, and gets one for itself, to be blamed for no other.
-    """
-
-    index: int
-    value: Any
-    parcel: Parcel
-    attempts: int = 0
-    answer: Reply | SandboxError | None = None
-    alone: bool = False
-
-
-@dataclass(eq=False)
-class _Call:
-    """`item`: None for one that only brings snapshots."""
-
-    ref: Any
-    future: asyncio.Future[Any]
-    item: Item | None
-
-
-@dataclass(eq=False)
-class _Hand:
-    """A worker as we know it."""
-
-    node: str
-    share: Share
-    actor: Any
-    pid: int | None = None
-    calls: deque[_Call] = field(default_factory=deque)
-    loaded: OrderedDict[str, bool] = field(default_factory=OrderedDict)  # snapshots; False: perhaps not
-
-
-class _Gone(Exception):
-    """A worker is of no use any more; `cause`: what the item it was at failed of, if it was at any."""
-
-    def __init__(self, cause: SandboxError | None) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
+_MOST_COMPLAINTS = 2  # of a node, where none comes up
+_SHORT = 0.05  # seconds of an item, below which a worker has several, so that it never waits for us
+_QUEUED = 3
 
 
 class Pool:
@@ -94,10 +45,10 @@ class Pool:
         self._done: OrderedDict[int, Item] = OrderedDict()
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
-        self._hands: set[_Hand] = set()
+        self._hands: set[Hand] = set()
         self._starting: Counter[str] = Counter()
         self._departed: dict[str, frozenset[int]] = {}  # processes that may have sandboxes yet, by node
-        self._unfit: dict[str, str] = {}  # nodes where no worker can be, and why
+        self._complaints: dict[str, list[str]] = {}  # why workers could not be, by node
         self._bad_starts = 0
         self._seconds: float | None = None  # that an item takes, lately
         self._loop = asyncio.new_event_loop()
@@ -112,8 +63,7 @@ class Pool:
         if not self.submitted:
             # Before Ray's own end, after which whatever asks it for anything would start another Ray.
             atexit.register(self.close)
-            code = ray.put(self._function.data)
-            self._opening = [code], self._function.outside, self._function.packed
+            self._code = ray.put(self._function.data)
             self._thread.start()
         with self._changed:
             self._todo.append(item)
@@ -207,38 +157,35 @@ class Pool:
         there = Counter(hand.node for hand in self._hands) + self._starting
         wanted = len(self._todo) - self._starting.total()
         # What a node has free is not told at once: one look after each start.
-        avoid = {node for node, count in self._starting.items() if count} | self._unfit.keys()
+        avoid = {node for node, count in self._starting.items() if count} | self._unfit()
         return nodes.vacancies(self._needs, there, avoid, wanted) if wanted > 0 else []
+
+    def _unfit(self) -> set[str]:
+        return {node for node, said in self._complaints.items() if len(said) >= _MOST_COMPLAINTS}
 
     def _check_hope(self, lonely: float) -> None:
         """Raises BackendUnavailable when no worker will come."""
         if self._hands:
             return
-        if self._unfit and not nodes.shares(self._needs).keys() - self._unfit.keys():
-            reasons = "; ".join(sorted(set(self._unfit.values())))
+        unfit = self._unfit()
+        if unfit and not nodes.shares(self._needs).keys() - unfit:
+            reasons = "; ".join(sorted({self._complaints[node][-1] for node in unfit}))
             raise BackendUnavailable(f"no worker of this job can start: {reasons}")
         if self._bad_starts >= _MOST_BAD_STARTS:
             raise BackendUnavailable(
                 f"the last {self._bad_starts} workers of this job died while they started: see Ray's logs"
             )
-        if lonely > _PATIENCE:
+        if lonely > START_TIMEOUT:
             raise BackendUnavailable(
-                f"no worker of this job could start within {_PATIENCE:g} s: of this cluster, {nodes.describe_use()} is "
-                "free. End what holds the rest (another map that is not finished does)"
+                f"no worker of this job could start within {START_TIMEOUT:g} s: of this cluster, "
+                f"{nodes.describe_use()} is free. End what holds the rest (another map that is not finished does)"
             )
 
     # ---- one worker -------------------------------------------------------------------------------------------------
 
     async def _drive(self, node: str, share: Share) -> None:
         """A worker's life."""
-        place = NodeAffinitySchedulingStrategy(node, soft=False)
-        options = {
-            **self._needs.options,
-            "scheduling_strategy": place,
-            "max_restarts": 0,
-            "max_task_retries": 0,
-        }
-        hand = _Hand(node, share, ray.remote(Worker).options(**options).remote())
+        hand = Hand(node, share, self._needs)
         try:
             try:
                 await self._open(hand)
@@ -247,131 +194,81 @@ class Pool:
             self._hands.add(hand)
             while True:
                 await self._fill(hand)
-                await self._settle(hand)
-        except _Gone as gone:
-            self._give_back(hand, gone.cause)
+                self._judge(await hand.next_done(self._timeout))
+        except Gone as gone:
+            self._take_back(hand.items, gone.cause)
         finally:
             self._hands.discard(hand)
             if hand.pid is not None:
                 self._departed[node] = self._departed.get(node, frozenset()) | {hand.pid}
-            with contextlib.suppress(Exception):  # Ray is gone, and the worker too
-                ray.kill(hand.actor)
+            hand.kill()
 
-    async def _open(self, hand: _Hand) -> None:
-        """Raises _Gone."""
+    async def _open(self, hand: Hand) -> None:
+        """Raises Gone."""
         gone = self._departed.get(hand.node, frozenset())
-        call = self._call(hand.actor.open.remote(*self._opening, share=hand.share, gone=gone))
         try:
-            hand.pid = await asyncio.wait_for(call.future, _PATIENCE)
-            self._departed[hand.node] = self._departed.get(hand.node, frozenset()) - gone
-            self._bad_starts = 0
-        except RayTaskError as error:  # it lives, and says what is wrong
-            self._unfit[hand.node] = f"{type(error.cause).__name__}: {error.cause}"
-            raise _Gone(None) from None
-        except (RayError, asyncio.TimeoutError):
-            self._bad_starts += 1
-            raise _Gone(None) from None
+            await hand.open(self._function, self._code, gone)
+        except Gone as failure:
+            if failure.complaint is not None:
+                self._complaints.setdefault(hand.node, []).append(failure.complaint)
+            else:
+                self._bad_starts += 1
+            raise
+        self._bad_starts = 0
+        self._complaints.pop(hand.node, None)
+        self._departed[hand.node] = self._departed.get(hand.node, frozenset()) - gone
 
-    async def _fill(self, hand: _Hand) -> None:
-        """Returns when the worker has something to do."""
+    async def _fill(self, hand: Hand) -> None:
+        """Returns when the worker has something to do. Raises Gone."""
         while True:
-            while len(hand.calls) < self._most_queued() and (item := self._next(hand)):
-                self._send(hand, item)
-            if hand.calls:
+            while item := self._next(hand.items):
+                hand.send(item)
+            if hand.items:
                 return
             self._news.clear()
             try:
                 await asyncio.wait_for(self._news.wait(), _IDLE)
             except asyncio.TimeoutError:
-                raise _Gone(None) from None
+                raise Gone() from None
 
-    def _most_queued(self) -> int:
-        """Who is never tried again must not be taken for another that died before its answer was heard."""
-        short = self._seconds is not None and self._seconds < _SHORT
-        return _QUEUED if short and self._retries else 1
-
-    def _next(self, hand: _Hand) -> Item | None:
-        """An item behind others only while there is more to do than there are workers."""
+    def _next(self, before: list[Item]) -> Item | None:
+        """For a worker that has these already: one more only where items are short, and there are more than workers."""
         with self._changed:
-            if not self._todo:
+            if not self._todo or (before and not self._may_queue(before)):
                 return None
-            if hand.calls:
-                before = hand.calls[-1].item
-                if (
-                    len(self._todo) <= len(self._hands)
-                    or self._todo[0].alone
-                    or before is None
-                    or before.alone
-                ):
-                    return None
             return self._todo.popleft()
 
-    def _send(self, hand: _Hand, item: Item) -> None:
-        parcel = item.parcel
-        needed = {packed.ticket.id: packed for packed in parcel.packed}
-        missing = [packed for id, packed in needed.items() if not hand.loaded.get(id)]
-        for id in needed:
-            hand.loaded[id] = True
-            hand.loaded.move_to_end(id)
-        if missing:
-            most = max(_MOST_LOADED, len(needed))
-            forget = [hand.loaded.popitem(last=False)[0] for _ in range(len(hand.loaded) - most)]
-            hand.calls.append(self._call(hand.actor.load.remote(missing, forget)))
-        hand.calls.append(self._call(hand.actor.run.remote(parcel.data, parcel.outside), item))
+    def _may_queue(self, before: list[Item]) -> bool:
+        """An item that is never tried again must not be taken for another, whose last word was not heard."""
+        if self._todo[0].alone or before[-1].alone or not self._retries:
+            return False
+        short = self._seconds is not None and self._seconds < _SHORT
+        return short and len(before) < _QUEUED and len(self._todo) > len(self._hands)
 
-    def _call(self, ref: Any, item: Item | None = None) -> _Call:
-        future: Future[Any] = ref.future()
-        call = _Call(ref, asyncio.wrap_future(future, loop=self._loop), item)
-        call.future.add_done_callback(_heard)
-        return call
-
-    async def _settle(self, hand: _Hand) -> None:
-        """The worker's first call ends, or its time does, which began when the one before it ended. Raises _Gone."""
-        call = hand.calls[0]
-        seconds = LOAD_TIMEOUT if call.item is None else self._timeout
-        await asyncio.wait([call.future], timeout=seconds)
-        if not call.future.done():
-            raise _Gone(
-                SandboxTimeout(
-                    f"it took more than {seconds:g} s; its worker was killed, and every sandbox there"
-                )
-            )
-        try:
-            reply = call.future.result()
-        except RayError as error:
-            said = " ".join(str(error).split())[:1000]
-            raise _Gone(SandboxDied(f"its worker died: {said}")) from None
-        hand.calls.popleft()
-        if call.item is None:
-            return
-        self._judge(hand, call.item, reply)
-        if not reply.usable:
-            raise _Gone(None)
-
-    def _judge(self, hand: _Hand, item: Item, reply: Reply) -> None:
+    def _judge(self, item: Item) -> None:
+        """What an answer means. Raises Gone when it is the last of its worker."""
+        reply = item.answer
+        assert isinstance(reply, Reply)
         self._seconds = reply.seconds if self._seconds is None else 0.9 * self._seconds + 0.1 * reply.seconds
-        item.answer = reply
         if reply.ok:
             self._finish(item)
         else:
-            for packed in item.parcel.packed:  # one that could not be loaded may be, the next time
-                hand.loaded[packed.ticket.id] = False
             self._retry(item)
+        if not reply.usable:
+            raise Gone()
 
-    def _give_back(self, hand: _Hand, cause: SandboxError | None) -> None:
+    def _take_back(self, items: list[Item], cause: SandboxError | None) -> None:
         """What a worker had when it went: the first has failed, if there is a cause; the others were never begun. Where
         it died with several, its last answer may not have been heard, so that nobody can tell whose fault it was.
         """
-        items = [call.item for call in hand.calls if call.item is not None]
-        hand.calls.clear()
+        blamed = items[:1] if cause is not None else []
         if isinstance(cause, SandboxDied) and len(items) > 1:
-            cause = None
+            blamed = []
         for item in items:
             item.alone = True
-        first = items[:1] if cause is not None else []
         with self._changed:
-            self._todo.extendleft(reversed(items[len(first) :]))
-        for item in first:
+            self._todo.extendleft(reversed(items[len(blamed) :]))
+        for item in blamed:
             item.answer = cause
             self._retry(item)
         self._news.set()
@@ -390,9 +287,3 @@ class Pool:
             self.completed += 1
             self._done[item.index] = item
             self._changed.notify_all()
-
-
-def _heard(future: asyncio.Future[Any]) -> None:
-    """Whose error nobody waits for any more is no news."""
-    if not future.cancelled():
-        future.exception()

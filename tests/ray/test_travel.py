@@ -15,7 +15,7 @@ import ray
 
 from sandbox_gym import archive
 from sandbox_gym.errors import SnapshotError
-from sandbox_gym.ray import ItemFailed, job, jobs, pool, travel
+from sandbox_gym.ray import ItemFailed, hand, job, jobs, travel
 from sandbox_gym.sandbox import Sandbox, Snapshot
 from tests.ray.test_jobs import nothing_runs, until
 
@@ -133,7 +133,7 @@ def test_an_environment_goes_on_there() -> None:
 
 def test_many_snapshots_take_turns(written: list[Snapshot], monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker keeps few of them; here nobody keeps those that are garbage."""
-    monkeypatch.setattr(pool, "_MOST_LOADED", 2)
+    monkeypatch.setattr(hand, "_MOST_LOADED", 2)
 
     @job(resources={"second": 1})
     def play(moment: Snapshot) -> tuple[str | None, int]:
