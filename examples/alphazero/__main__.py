@@ -16,8 +16,6 @@ from tqdm import tqdm
 
 from examples.alphazero.training import Row, Settings, train
 
-_WIDTH = 16
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -31,7 +29,7 @@ def main() -> None:
     settings = Settings(env_id=arguments.env, seed=arguments.seed, minutes=arguments.minutes)
     ray.init(log_to_driver=False)
     try:
-        tqdm.write("".join(column.name.rjust(_WIDTH + 1) for column in fields(Row)))
+        tqdm.write("  ".join(column.name for column in fields(Row)))
         train(settings, arguments.out, on_row=show)
     finally:
         ray.shutdown()
@@ -39,12 +37,10 @@ def main() -> None:
 
 
 def show(row: Row) -> None:
-    cells = (getattr(row, column.name) for column in fields(Row))
+    """Under the names of the columns, flush right."""
+    cells = ((column.name, getattr(row, column.name)) for column in fields(Row))
     tqdm.write(
-        "".join(
-            f"{cell:{_WIDTH + 1}.4g}" if isinstance(cell, float) else f"{cell:{_WIDTH + 1}d}"
-            for cell in cells
-        )
+        "  ".join(f"{cell:{len(name)}{'d' if isinstance(cell, int) else '.3g'}}" for name, cell in cells)
     )
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-import ray
 import torch
 
 from examples.alphazero.network import Network, view
 from examples.alphazero.selfplay import ENTRY_POINT, TRIES
-from sandbox_gym.errors import SandboxError
+from sandbox_gym.errors import SandboxDied, SandboxError
 from sandbox_gym.search import observation_key
 
 LANES = 20
@@ -30,9 +29,8 @@ class Score:
     failures: int
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=TRIES)
 class Evaluator:
-    """Plays the most likely action in every state, to the episode's end.
+    """An actor that plays the most likely action in every state, to the episode's end.
 
     The level has no chance in it, so a policy that comes back to a state goes round until the time limit: such an
     episode counts as failed there and then.
@@ -58,12 +56,15 @@ class Evaluator:
         solved = failures = 0
         while waiting:
             batch = waiting[:LANES]
-            success, lost = self._play(network, batch)
+            try:
+                success, lost = self._play(network, batch)
+            except SandboxDied:  # all lanes at once; the next reset makes new ones
+                success, lost = np.zeros(len(batch), np.bool_), np.ones(len(batch), np.bool_)
             waiting = waiting[LANES:] + [seed for seed, gone in zip(batch, lost, strict=True) if gone]
             solved += int(success.sum())
             failures += int(lost.sum())
-            if failures > TRIES * LANES:
-                raise SandboxError(f"{failures} lanes lost in one evaluation: see the log of this actor")
+            if failures > TRIES * len(seeds):
+                raise SandboxError(f"{failures} sandboxes lost in one evaluation: see the log of this actor")
         return Score(solved / len(seeds), failures)
 
     def _play(self, network: Network, seeds: list[int]) -> tuple[Bools, Bools]:

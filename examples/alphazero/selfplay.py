@@ -21,7 +21,7 @@ TRIES = 3  # of an episode whose sandbox dies or hangs
 
 Floats = npt.NDArray[np.float32]
 
-_NOTHING: Any = (np.zeros((0, 0, 0), np.uint8), np.zeros(0, np.int64), np.zeros(0, np.float32))
+_NO_STEPS = (np.zeros((0, 0, 0), np.uint8), np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,10 @@ class Episode:
     failures: int
 
 
-@ray.remote(num_cpus=0.5, max_restarts=-1, max_task_retries=TRIES)
 class SelfPlay:
-    """Searches with one sandbox of its own. Ray starts it again where its process dies, and repeats the episode."""
+    """An actor that searches, with one sandbox of its own."""
 
-    def __init__(self, env_id: str, *, discount: float) -> None:
+    def __init__(self, env_id: str, discount: float) -> None:
         self._env_id = env_id
         self._discount = discount
         self._env: Any = None
@@ -80,7 +79,7 @@ class SelfPlay:
         ).search(self._env)
         failures, self._failures = self._failures, 0
         if found.found is None:
-            return Episode(*_NOTHING, solved=False, num_nodes=found.num_nodes, failures=failures)
+            return Episode(*_NO_STEPS, False, found.num_nodes, failures)
         line = found.principal_variation
         played = self._env.unwrapped.rollout(line, observations=True)
         return Episode(

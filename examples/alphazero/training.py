@@ -18,7 +18,7 @@ from examples.alphazero import curve
 from examples.alphazero.evaluation import Evaluator, Score
 from examples.alphazero.learner import Learner
 from examples.alphazero.network import Network
-from examples.alphazero.selfplay import Episode, SelfPlay
+from examples.alphazero.selfplay import TRIES, Episode, SelfPlay
 from sandbox_gym.ray.scorer import PolicyScorer
 
 _HELD_OUT = range(100)  # seeds of levels that are never trained on
@@ -54,8 +54,8 @@ class Row:
     """The state of a training at one evaluation.
 
     `success`: of the network alone, on the held-out levels. `search_success`, `nodes_per_search`: of the latest
-    searches, each in a level that is new to the network. `failures`: sandboxes and actors lost and replaced; what
-    they were doing was begun anew.
+    searches (within `Settings.num_simulations`), each in a level that is new to the network. `failures`: sandboxes and
+    actors lost and replaced; what they were doing was begun anew.
     """
 
     seconds: float
@@ -115,15 +115,14 @@ class Training:
         settings = self._settings
         self._out.mkdir(parents=True, exist_ok=True)
         try:
-            self._evaluator = Evaluator.remote(settings.env_id)
+            self._evaluator = _actor(Evaluator, 0.0, settings.env_id)
             side, num_actions = ray.get(self._evaluator.shape.remote(), timeout=120)
             torch.manual_seed(settings.seed)
             self._learner = Learner(Network(side, num_actions))
             self._resume()
             self._scorer = PolicyScorer(self._learner.network)
             self.workers = [
-                SelfPlay.remote(settings.env_id, discount=settings.discount)
-                for _ in range(settings.num_workers)
+                _actor(SelfPlay, 0.5, settings.env_id, settings.discount) for _ in range(settings.num_workers)
             ]
         except BaseException:
             self.close()
@@ -153,10 +152,13 @@ class Training:
         progress, limit = self._progress, 60 * self._settings.minutes
         began = time.monotonic() - progress.seconds
         playing = {self._play(worker): worker for worker in self.workers for _ in range(_QUEUE)}
-        scoring, due = self._evaluate(), 0.0
+        scoring, due = None, 0.0
         heard = time.monotonic()
         with tqdm(total=round(limit), desc=self._settings.env_id, unit="s", disable=None) as bar:
             while not self._ended or scoring is not None:
+                new = not progress.rows or progress.episodes > progress.rows[-1]["episodes"]
+                if scoring is None and new and progress.seconds >= due:
+                    scoring = self._evaluate()
                 ready, _ = ray.wait([*playing, *([scoring] if scoring else [])], timeout=1.0)
                 heard = time.monotonic() if ready else heard
                 progress.seconds = time.monotonic() - began
@@ -169,8 +171,6 @@ class Training:
                     else:
                         scoring, due = None, progress.seconds + self._settings.evaluate_every
                         yield self._note(ray.get(ref, timeout=_PATIENCE))
-                if scoring is None and (progress.seconds >= due) and not self._ended:
-                    scoring = self._evaluate()
                 if time.monotonic() - heard > _PATIENCE:
                     raise TimeoutError(f"no actor answered within {_PATIENCE:.0f} s: look at Ray's logs")
 
@@ -209,8 +209,8 @@ class Training:
             success=score.success,
             search_success=_mean(episode.solved for episode in recent),
             nodes_per_search=_mean(episode.num_nodes for episode in recent),
-            policy_loss=self._losses[0],
-            value_loss=self._losses[1],
+            policy_loss=round(self._losses[0], 6),
+            value_loss=round(self._losses[1], 6),
             failures=progress.failures,
         )
         progress.rows.append(asdict(row))
@@ -236,6 +236,12 @@ class Training:
             )
         self._learner.load(state["learner"])
         self._progress = _Progress(**state["progress"])
+
+
+def _actor(kind: Any, num_cpus: float, *args: Any) -> Any:
+    """Where its process dies, Ray starts it again and repeats what it was doing."""
+    lasting = ray.remote(kind).options(num_cpus=num_cpus, max_restarts=-1, max_task_retries=TRIES)
+    return lasting.remote(*args)
 
 
 def _mean(numbers: Iterable[float]) -> float:
