@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private.state import actors
 
 from sandbox_gym.backends.native import registry
 from sandbox_gym.errors import BackendUnavailable, LimitExceeded
@@ -33,8 +34,8 @@ def until(condition: Callable[[], Any], patience: float = PATIENCE) -> None:
 
 
 def nothing_runs() -> bool:
-    """No worker holds a CPU, and no process of this cluster's, alive or dead, has a sandbox."""
-    idle = ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"]
+    """No worker is alive, and no process of this cluster's, alive or dead, has a sandbox."""
+    idle = all(actor["State"] == "DEAD" for actor in actors().values() if actor["ActorClassName"] == "Worker")
     owners = {row["owner_pid"] for row in registry.list_all()} - {os.getpid()}
     return idle and all(registry.start_time(pid) and os.getpid() not in ancestors(pid) for pid in owners)
 
@@ -178,7 +179,7 @@ def test_a_function_that_no_worker_can_load() -> None:
 
     heavy = Heavy()
 
-    @job(cpus=4)
+    @job(resources={"second": 1})
     def use(number: int) -> Any:
         return heavy, number
 

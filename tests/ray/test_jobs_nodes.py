@@ -48,5 +48,5 @@ def test_a_node_joins_and_another_leaves(cluster: Any, tmp_path: Path) -> None:
         assert len(list(tmp_path.glob("*-0-*"))) == 2  # begun there, and here again
     finally:
         for node in added:
-            cluster.remove_node(node)
+            cluster.remove_node(node, allow_graceful=False)
     until(nothing_runs)
