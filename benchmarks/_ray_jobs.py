@@ -22,9 +22,7 @@ _PATIENCE = 10.0  # seconds in which all that a map had must be gone
 _KINDS = {"new": "a new sandbox", "copy": "a copy of a snapshot"}
 _QUICK = {"new": 40, "copy": 300}
 _FULL = {"new": 10_000, "copy": 10_000}
-_FLOOR_SHARE = (
-    0.2  # of as many items as that, the floor does this part, since its loop has no end to wait for
-)
+_FLOOR_SHARE = 0.1  # of as many items, for the floor before, and for the one after
 
 
 def play(snapshot: Snapshot | None) -> str | None:
@@ -42,8 +40,7 @@ def rows(quick: bool) -> list[Row]:
     with connected():
         for kind, count in (_QUICK if quick else _FULL).items():
             progress(f"jobs: {count:,} items with {_KINDS[kind]} each")
-            floor = plain_loop(kind, max(40, int(count * _FLOOR_SHARE)))
-            found += mapped(kind, count, floor)
+            found += mapped(kind, count)
     return found
 
 
@@ -62,35 +59,46 @@ def connected() -> Iterator[None]:
         ray.shutdown()
 
 
-def mapped(kind: str, count: int, floor: float) -> list[Row]:
-    """`floor`: seconds of an item in one of as many plain processes."""
+def mapped(kind: str, count: int) -> list[Row]:
     import ray
 
     from sandbox_gym.ray import job
 
     @job(cpus=max(1, int(ray.cluster_resources()["CPU"]) // _WORKERS), memory=None)
-    def item(number: int) -> tuple[str | None, int, int]:
-        return play(snapshot), os.getpid(), resident_bytes()
+    def item(number: int) -> tuple[str | None, int, int, float]:
+        start = time.perf_counter()
+        value = play(snapshot)
+        return value, os.getpid(), resident_bytes(), time.perf_counter() - start
 
+    floor = plain_loop(kind, max(20, int(count * _FLOOR_SHARE)))
     snapshot = ready_snapshot() if kind == "copy" else None
     here: list[int] = []
     there: dict[int, list[int]] = {}
+    inside = 0.0
     done, start = 0, time.perf_counter()
     first = start
-    for value, pid, size in item.map(range(count)):
+    for value, pid, size, seconds in item.map(range(count)):
         if not done:
             first = time.perf_counter()
         done += value == "42"
+        inside += seconds
         here.append(resident_bytes())
         there.setdefault(pid, []).append(size)
     end = time.perf_counter()
     each = (end - first) / (count - 1) * len(there)
+    floor = (floor + plain_loop(kind, max(20, int(count * _FLOOR_SHARE)))) / 2
     what = f"{count:,} items with {_KINDS[kind]} each"
     return [
         Row(f"{what}: done", done, "items", "asked for", count, bar=1.0, more_is_better=True),
         Row("  of them, the first result's wait included", count / (end - start), "items/s"),
         Row("  an item's time on its worker", each * 1e3, "ms", "in plain processes", floor * 1e3),
-        Row("  what the job adds to an item", (each - floor) * 1e3, "ms"),
+        Row(
+            "  of it outside of its function",
+            (each - inside / count) * 1e3,
+            "ms",
+            "in plain processes",
+            floor * 1e3,
+        ),
         grown("the driver", [here]),
         grown("workers", list(there.values())),
         Row("  left behind, plus one", 1.0 + left_of(list(there)), "things", "nothing left", 1.0, bar=1.0),
