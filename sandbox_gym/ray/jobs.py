@@ -120,7 +120,7 @@ class Job:
             ray.init()
         capacity = nodes.capacity(self._needs)
         total = len(items) if isinstance(items, Sized) else None
-        bar = _bar(self._function.__name__, total, progress)
+        bar = _bar(getattr(self, "__name__", "job"), total, progress)
         ahead = _Ahead(window, capacity)
         return self._results(iter(items), arguments, ordered, return_exceptions, ahead, bar)
 
@@ -199,8 +199,8 @@ def job(
     `cpus`, `memory`, `gpus`, `resources` (Ray's own, by name) are what one worker is given of a node; there are as many
     workers as the nodes have free room for, and as there are items. `retries`: how often an item is tried again that
     raised, took longer than `timeout` seconds (its worker is killed then, with every sandbox there), or whose worker
-    died. `sandboxes_per_node`: how many sandboxes the workers of a node may have alive together, in equal shares; more
-    are LimitExceeded.
+    died. (One that waited at a worker that died, behind others, begins anew beside those tries.) `sandboxes_per_node`:
+    how many sandboxes the workers of a node may have alive together, in equal shares; more are LimitExceeded.
 
         @job(cpus=1, memory="1Gi")
         def rollout(action):

@@ -97,7 +97,7 @@ class Pool:
             return
         self._closed = True
         atexit.unregister(self.close)
-        if self.submitted:
+        if self._thread.ident is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself, of a failure
                 self._loop.call_soon_threadsafe(self._cancel)
             if threading.current_thread() is not self._thread:  # where a collector closes it

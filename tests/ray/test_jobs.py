@@ -23,7 +23,7 @@ from sandbox_gym.ray import ItemFailed, job
 from sandbox_gym.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("cluster")
-PATIENCE = 20.0  # seconds
+PATIENCE = 40.0  # seconds
 
 
 def until(condition: Callable[[], Any], patience: float = PATIENCE) -> None:
