@@ -17,15 +17,21 @@ _BARS = {"sampling": 1.0, "training": 1.3}
 
 def configure(kind: str, *, seed: int = 0) -> Any:
     """PPO on CartPole, sampling and learning in this process. `kind`: "async" for bare environments, each in a process
-    of AsyncVectorEnv; "snapshot" or "reuse" for sandboxes, by how episodes begin.
+    of AsyncVectorEnv; "snapshot" or "reuse" for sandboxes, by how episodes begin. The same env runner seeds all of them
+    alike, so that they play the same episodes and learn the same.
     """
     from ray.rllib.algorithms.ppo import PPOConfig
 
-    from sandbox_gym.rllib import ppo_config
+    from sandbox_gym.rllib import SandboxEnvRunner, ppo_config
 
     if kind == "async":
         config: Any = PPOConfig().environment(_ENV)
-        config.env_runners(num_env_runners=0, num_envs_per_env_runner=_LANES, gym_env_vectorize_mode="async")
+        config.env_runners(
+            env_runner_cls=SandboxEnvRunner,
+            num_env_runners=0,
+            num_envs_per_env_runner=_LANES,
+            gym_env_vectorize_mode="async",
+        )
     else:
         config = ppo_config(_ENV, num_envs_per_env_runner=_LANES, fresh=kind)
     config.training(
@@ -79,7 +85,7 @@ def sampling(quick: bool) -> list[Row]:
 
 
 def training(seeds: int = 3) -> list[Row]:
-    """Seconds of PPO until CartPole's mean return is 450; medians over seeds, since luck decides much of it."""
+    """Seconds of PPO until CartPole's mean return is 450; medians over seeds."""
     taken: dict[str, list[float]] = {"async": [], "snapshot": []}
     for seed in range(seeds):
         for kind, times in taken.items():

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.ppo import PPOConfig
 
 from sandbox_gym import Sandbox
 from sandbox_gym._spares import forget
-from sandbox_gym.rllib import appo_config, dqn_config, impala_config, ppo_config
+from sandbox_gym.rllib import SandboxEnvRunner, appo_config, dqn_config, impala_config, ppo_config
 from tests.ray.rllib_toys import tell_seeds
 
 TOYS = "tests.ray.rllib_toys"
@@ -50,6 +51,23 @@ def test_ppo_and_what_its_sandboxes_did() -> None:
     assert 0 < sandboxes["restore_seconds"][50] <= sandboxes["restore_seconds"][99] < 5
     assert sandboxes["lane_failures"] == 0
     assert sandboxes["live"] >= 8
+
+
+@pytest.mark.parametrize("fresh", ["snapshot", "reuse"])
+def test_sandboxes_learn_just_what_bare_environments_do(fresh: str) -> None:
+    """The same seeds, the same random numbers over all episodes: the losses are equal to the last bit."""
+    bare = PPOConfig().environment("CartPole-v1")
+    bare.env_runners(
+        env_runner_cls=SandboxEnvRunner,
+        gym_env_vectorize_mode="sync",
+        num_env_runners=0,
+        num_envs_per_env_runner=8,
+    )
+    losses = [
+        train(short(config).debugging(seed=1), 2)["learners"]["default_policy"]["total_loss"]
+        for config in (bare, ppo_config("CartPole-v1", fresh=fresh))
+    ]
+    assert losses[0] == losses[1]
 
 
 def test_evaluation_has_lanes_and_seeds_of_its_own() -> None:
