@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sandbox_gym.envs.terminal import TerminalEnv as TerminalEnv
     from sandbox_gym.errors import BackendUnavailable as BackendUnavailable
     from sandbox_gym.errors import BudgetExceeded as BudgetExceeded
+    from sandbox_gym.errors import ItemFailed as ItemFailed
     from sandbox_gym.errors import LimitExceeded as LimitExceeded
     from sandbox_gym.errors import ProtocolError as ProtocolError
     from sandbox_gym.errors import SandboxDied as SandboxDied
@@ -49,6 +50,7 @@ _HOMES = {
     "ErrorInfo": "api",
     "ExecResult": "api",
     "FileInfo": "api",
+    "ItemFailed": "errors",
     "LimitExceeded": "errors",
     "Mount": "api",
     "Process": "process",
@@ -79,6 +81,7 @@ __all__ = [
     "ErrorInfo",
     "ExecResult",
     "FileInfo",
+    "ItemFailed",
     "LimitExceeded",
     "Mount",
     "Process",

@@ -7,7 +7,8 @@ SandboxError
 │   └── BudgetExceeded                 what all sandboxes and snapshots of this process may hold (set_budget)
 ├── SnapshotError                      this state can't be captured or restored; the message says why
 ├── BackendUnavailable                 this machine lacks something; the message names the command that mends it
-└── ProtocolError                      a guest sent what no guest of ours sends; it has been killed
+├── ProtocolError                      a guest sent what no guest of ours sends; it has been killed
+└── ItemFailed                         an item of a job over a cluster failed as often as it was tried
 
 Failures of the guest's own program (an exit code, an exception in run_code, its time-out) are results, not errors.
 """
@@ -45,3 +46,14 @@ class BackendUnavailable(SandboxError):
 
 class ProtocolError(SandboxError):
     """The guest broke the protocol."""
+
+
+class ItemFailed(SandboxError):
+    """An item of a job failed as often as it was tried; `cause` is what the last attempt raised (SandboxTimeout when it
+    took too long, SandboxDied when its worker did), with its traceback over there as its own cause.
+    """
+
+    index: int
+    item: object
+    attempts: int
+    cause: BaseException

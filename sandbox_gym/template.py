@@ -177,14 +177,7 @@ class Template:
         except (Damaged, SnapshotError) as error:
             raise SnapshotError(f"template {self.name}: {error}; build it again") from None
         # Not "same": a first reseeding may take long (numpy loads its generators), and is done here for all copies.
-        with Sandbox.restore(image, rng="diverge") as box:
-            try:
-                ready = box._take(keep=False, label=self.name, engine="fork")
-            except SnapshotError:  # more than one thread or process: criu makes each copy
-                return image
-            box._end("terminated", None)
-        image.delete()
-        return ready
+        return archive.make_ready(image, rng="diverge")
 
 
 # ---- what is ready in this process -------------------------------------------------------------------------------

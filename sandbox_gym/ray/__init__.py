@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandbox_gym.ray.jobs import ItemFailed as ItemFailed
     from sandbox_gym.ray.jobs import Job as Job
     from sandbox_gym.ray.jobs import job as job
     from sandbox_gym.ray.scorer import PolicyScorer as PolicyScorer
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from sandbox_gym.ray.search import search_all as search_all
 
 _HOMES = {
-    "ItemFailed": "jobs",
     "Job": "jobs",
     "PolicyScorer": "scorer",
     "job": "jobs",
@@ -27,7 +25,7 @@ _HOMES = {
     "search_all": "search",
 }
 
-__all__ = ["ItemFailed", "Job", "PolicyScorer", "job", "leaf_parallel", "root_parallel", "search_all"]
+__all__ = ["Job", "PolicyScorer", "job", "leaf_parallel", "root_parallel", "search_all"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ import ray
 
 from sandbox_gym._records import check_seconds
 from sandbox_gym.api import parse_bytes
-from sandbox_gym.errors import SandboxError
+from sandbox_gym.errors import ItemFailed, SandboxError
 from sandbox_gym.ray import nodes
 from sandbox_gym.ray.hand import Item
 from sandbox_gym.ray.pool import Pool
@@ -22,17 +22,6 @@ from sandbox_gym.ray.travel import Packing
 _AHEAD = 8  # items that are drawn for each worker before a result is taken
 _LOOK = 0.5  # seconds between turns of the progress bar
 _MOST_SHOWN = 200  # characters of an item in an error
-
-
-class ItemFailed(SandboxError):
-    """An item of a job failed as often as it was tried; `cause` is what the last attempt raised (SandboxTimeout when it
-    took too long, SandboxDied when its worker did), with its traceback over there as its own cause.
-    """
-
-    index: int
-    item: Any
-    attempts: int
-    cause: BaseException
 
 
 class _ThereTraceback(Exception):

@@ -18,8 +18,8 @@ import ray
 from ray._private.state import actors
 
 from sandbox_gym.backends.native import registry
-from sandbox_gym.errors import BackendUnavailable, LimitExceeded
-from sandbox_gym.ray import ItemFailed, job
+from sandbox_gym.errors import BackendUnavailable, ItemFailed, LimitExceeded
+from sandbox_gym.ray import job
 from sandbox_gym.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from sandbox_gym.backends.native import registry
-from sandbox_gym.errors import SandboxDied, SandboxTimeout
-from sandbox_gym.ray import ItemFailed, job
+from sandbox_gym.errors import ItemFailed, SandboxDied, SandboxTimeout
+from sandbox_gym.ray import job
 from sandbox_gym.sandbox import Sandbox
 from tests.conftest import descendants
 from tests.ray.test_jobs import nothing_runs, until

@@ -14,8 +14,8 @@ import pytest
 import ray
 
 from sandbox_gym import archive
-from sandbox_gym.errors import SnapshotError
-from sandbox_gym.ray import ItemFailed, hand, job, jobs, travel
+from sandbox_gym.errors import ItemFailed, SnapshotError
+from sandbox_gym.ray import hand, job, jobs, travel
 from sandbox_gym.sandbox import Sandbox, Snapshot
 from tests.ray.test_jobs import nothing_runs, until
 
