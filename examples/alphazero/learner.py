@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from examples.alphazero.network import Network, mirrored
 from examples.alphazero.selfplay import Episode
@@ -18,12 +19,17 @@ class Learner:
 
     AlphaZero's own target, the root's visit counts, says little before a reward is known: a search for what is new
     spreads its visits evenly. The line to the goal is where a search ends up better than its prior (expert iteration,
-    Anthony et al. 2017).
+    Anthony et al. 2017). Its actions are smoothed, so that the next search still looks at others.
+
+    Attributes:
+        network: what plays and scores: the mean of the latest weights, which is steadier than the latest.
     """
 
     def __init__(self, network: Network) -> None:
         torch.set_num_threads(1)  # the other cores search
-        self.network = network
+        self._latest = network
+        self._mean = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.98))
+        self.network: Network = self._mean.module
         self._optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=1e-4)
         self._replay: list[torch.Tensor] = []  # views, actions, returns; all [positions, ...]
 
@@ -41,23 +47,28 @@ class Learner:
         views, actions, returns = (part[chosen] for part in self._replay)
         half = _BATCH // 2
         turned_views, turned_actions = mirrored(views[:half], actions[:half])
-        logits, values = self.network(torch.cat([turned_views, views[half:]]))
-        policy_loss = torch.nn.functional.cross_entropy(logits, torch.cat([turned_actions, actions[half:]]))
+        logits, values = self._latest(torch.cat([turned_views, views[half:]]))
+        policy_loss = torch.nn.functional.cross_entropy(
+            logits, torch.cat([turned_actions, actions[half:]]), label_smoothing=0.1
+        )
         value_loss = torch.nn.functional.mse_loss(values, returns)
         self._optimizer.zero_grad()
         (policy_loss + value_loss).backward()
         self._optimizer.step()
+        self._mean.update_parameters(self._latest)
         return policy_loss.item(), value_loss.item()
 
     def state(self) -> dict[str, Any]:
         """All that `load` needs to go on."""
         return {
-            "network": self.network.state_dict(),
+            "latest": self._latest.state_dict(),
+            "mean": self._mean.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "replay": self._replay,
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self.network.load_state_dict(state["network"])
+        self._latest.load_state_dict(state["latest"])
+        self._mean.load_state_dict(state["mean"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._replay = state["replay"]

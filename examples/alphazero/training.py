@@ -78,7 +78,7 @@ class _Progress:
     episodes: int = 0
     nodes: int = 0
     failures: int = 0
-    rows: list[dict[str, float]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
 
 def train(
@@ -145,10 +145,10 @@ class Training:
 
     @property
     def all_rows(self) -> list[Row]:
-        return [Row(**row) for row in self._progress.rows]  # type: ignore[arg-type]  # of episodes, nodes: ints
+        return [Row(**row) for row in self._progress.rows]
 
     def rows(self) -> Iterator[Row]:
-        """Trains; yields at each evaluation, when the files in `out` are up to date. The last comes after the end."""
+        """Trains; yields at each evaluation, when the files in `out` are up to date."""
         progress, limit = self._progress, 60 * self._settings.minutes
         began = time.monotonic() - progress.seconds
         playing = {self._play(worker): worker for worker in self.workers for _ in range(_QUEUE)}
