@@ -114,12 +114,15 @@ class Training:
     def __enter__(self) -> Training:
         settings = self._settings
         self._out.mkdir(parents=True, exist_ok=True)
+        saved = self._saved()
         try:
             self._evaluator = _actor(Evaluator, 0.0, settings.env_id)
             side, num_actions = ray.get(self._evaluator.shape.remote(), timeout=120)
             torch.manual_seed(settings.seed)
             self._learner = Learner(Network(side, num_actions))
-            self._resume()
+            if saved is not None:
+                self._learner.load(saved["learner"])
+                self._progress = _Progress(**saved["progress"])
             self._scorer = PolicyScorer(self._learner.network)
             self.workers = [
                 _actor(SelfPlay, 0.5, settings.env_id, settings.discount) for _ in range(settings.num_workers)
@@ -225,17 +228,17 @@ class Training:
         curve.write(self._out / "curve.csv", self.all_rows)
         curve.plot(self._out / "curve.png", self.all_rows, title=self._settings.env_id)
 
-    def _resume(self) -> None:
+    def _saved(self) -> dict[str, Any] | None:
+        """The checkpoint that is there to go on from. Raises ValueError."""
         path = self._out / "checkpoint.pt"
         if not path.exists():
-            return
-        state = torch.load(path, weights_only=True)
+            return None
+        state: dict[str, Any] = torch.load(path, weights_only=True)
         if state["env_id"] != self._settings.env_id:
             raise ValueError(
                 f"{path} is of {state['env_id']}, not {self._settings.env_id}: take another folder"
             )
-        self._learner.load(state["learner"])
-        self._progress = _Progress(**state["progress"])
+        return state
 
 
 def _actor(kind: Any, num_cpus: float, *args: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import pytest
 import ray
 import torch
 
-from examples.alphazero import Settings, Training, train
+from examples.alphazero import Row, Settings, Training, train
 from examples.alphazero.evaluation import Evaluator
 from examples.alphazero.network import Network, mirrored, view
 from examples.alphazero.selfplay import SelfPlay, discounted
@@ -58,24 +59,32 @@ def idle(cluster: Any) -> Iterator[None]:
     assert until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
 
 
-def test_trains_and_resumes(idle: None, tmp_path: Path) -> None:
-    with Training(SETTINGS, tmp_path) as training:
+@pytest.fixture(scope="module")
+def trained(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
+    """The folder of a training that was left after three evaluations, and those."""
+    out = tmp_path_factory.mktemp("trained")
+    with Training(SETTINGS, out) as training:
         pids = [pid_of(worker) for worker in training.workers]
         rows = list(islice(training.rows(), 3))
         below = {child for pid in pids for child in descendants(pid)}
-    assert until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in (*pids, *below)))
-    assert below and rows[0].episodes == 0 < rows[1].episodes < rows[2].episodes
-    assert rows[0].success == 0 and rows[2].search_success == 1
-    assert math.isfinite(rows[2].policy_loss) and math.isfinite(rows[2].value_loss)
-    assert rows[2].failures == 0
+    assert below and until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in (*pids, *below)))
+    return out, rows
 
-    with (tmp_path / "curve.csv").open() as file:
+
+def test_trains_and_writes_its_curve(trained: tuple[Path, list[Row]]) -> None:
+    out, rows = trained
+    assert rows[0].episodes == 0 < rows[1].episodes < rows[2].episodes
+    assert rows[0].success == 0 and rows[2].search_success == 1 and rows[2].failures == 0
+    assert math.isfinite(rows[2].policy_loss) and math.isfinite(rows[2].value_loss)
+    with (out / "curve.csv").open() as file:
         written = [{name: float(cell) for name, cell in line.items()} for line in csv.DictReader(file)]
     np.testing.assert_equal(written, [asdict(row) for row in rows])
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
 
-    ended = replace(SETTINGS, minutes=rows[2].seconds / 60)
-    assert train(ended, tmp_path) == [(row.seconds, row.success) for row in rows]
+
+def test_resumes_from_its_checkpoint(idle: None, trained: tuple[Path, list[Row]], tmp_path: Path) -> None:
+    out, rows = trained
+    shutil.copy(out / "checkpoint.pt", tmp_path)
     with Training(SETTINGS, tmp_path) as training:
         again = next(training.rows())
         np.testing.assert_equal(
@@ -85,6 +94,8 @@ def test_trains_and_resumes(idle: None, tmp_path: Path) -> None:
     assert again.policy_loss < rows[1].policy_loss
     with pytest.raises(ValueError, match="take another folder"):
         train(replace(SETTINGS, env_id="MiniGrid-Empty-6x6-v0"), tmp_path)
+    reached = replace(SETTINGS, minutes=again.seconds / 60)  # has nothing left to do
+    assert train(reached, tmp_path) == [(row.seconds, row.success) for row in (*rows, again)]
 
 
 def test_goes_on_when_a_worker_is_killed(idle: None, tmp_path: Path) -> None:
