@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sandbox_gym.envs.terminal import TerminalEnv as TerminalEnv
     from sandbox_gym.errors import BackendUnavailable as BackendUnavailable
     from sandbox_gym.errors import BudgetExceeded as BudgetExceeded
+    from sandbox_gym.errors import ImageError as ImageError
     from sandbox_gym.errors import ItemFailed as ItemFailed
     from sandbox_gym.errors import LimitExceeded as LimitExceeded
     from sandbox_gym.errors import ProtocolError as ProtocolError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from sandbox_gym.errors import SandboxTimeout as SandboxTimeout
     from sandbox_gym.errors import SnapshotError as SnapshotError
     from sandbox_gym.hosting import Trajectory as Trajectory
+    from sandbox_gym.images.image import Image as Image
     from sandbox_gym.process import Process as Process
     from sandbox_gym.process import ShellSession as ShellSession
     from sandbox_gym.registration import register_envs as register_envs
@@ -50,6 +52,8 @@ _HOMES = {
     "ErrorInfo": "api",
     "ExecResult": "api",
     "FileInfo": "api",
+    "Image": "images.image",
+    "ImageError": "errors",
     "ItemFailed": "errors",
     "LimitExceeded": "errors",
     "Mount": "api",
@@ -81,6 +85,8 @@ __all__ = [
     "ErrorInfo",
     "ExecResult",
     "FileInfo",
+    "Image",
+    "ImageError",
     "ItemFailed",
     "LimitExceeded",
     "Mount",

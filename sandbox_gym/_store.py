@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import BinaryIO
 
-from sandbox_gym import archive
+from sandbox_gym import _home, archive
 from sandbox_gym._drafts import Draft
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.archive import Blob, Damaged, Manifest
-from sandbox_gym.errors import SandboxError, SandboxTimeout
+from sandbox_gym.errors import SandboxTimeout
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SUFFIX = ".json"
@@ -28,12 +28,7 @@ _ABANDONED = 86400.0  # seconds after which an unfinished file is nobody's
 
 
 def default_folder() -> str:
-    """$SANDBOX_GYM_HOME/templates, else in the user's data folder."""
-    home = os.environ.get("SANDBOX_GYM_HOME")
-    if not home:
-        data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-        home = os.path.join(data, "sandbox-gym")
-    return os.path.join(os.path.abspath(home), "templates")
+    return _home.folder("templates")
 
 
 def check_name(name: str) -> None:
@@ -160,35 +155,20 @@ class Store:
         return os.path.join(self._blobs, digest)
 
     def _manifest(self, name: str) -> BinaryIO:
-        self._check_owner()
+        _home.check_owner(self.folder)
         try:
             return open(self._file(name), "rb")
         except FileNotFoundError:
             raise KeyError(f"no template {name!r} in {self.folder}: there are {self.names()}") from None
 
     def _make_folders(self) -> None:
-        os.makedirs(os.path.dirname(self.folder), exist_ok=True)
-        for folder in (self.folder, self._blobs, self._names):
-            with suppress(FileExistsError):
-                os.mkdir(folder, 0o700)
-        self._check_owner()
-
-    def _check_owner(self) -> None:
-        """Raises SandboxError: criu makes processes of what is here, as root."""
-        try:
-            status = os.stat(self.folder)
-        except FileNotFoundError:
-            return
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise SandboxError(
-                f"templates in {self.folder} may be another user's, and would run as root: chmod 700 it, or set "
-                "SANDBOX_GYM_HOME to a folder of your own"
-            )
+        _home.make(self.folder, self._blobs, self._names)
+        _home.check_owner(self.folder)
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[None]:
         """Raises SandboxTimeout, SandboxError."""
-        self._check_owner()
+        _home.check_owner(self.folder)
         fd = os.open(os.path.join(self.folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + _LOCK_TIMEOUT

@@ -6,6 +6,7 @@ SandboxError
 ├── LimitExceeded                      memory, sandboxes, depth: the message says which limit
 │   └── BudgetExceeded                 what all sandboxes and snapshots of this process may hold (set_budget)
 ├── SnapshotError                      this state can't be captured or restored; the message says why
+├── ImageError (ValueError)             an image is damaged, means harm, or is for another machine
 ├── BackendUnavailable                 this machine lacks something; the message names the command that mends it
 ├── ProtocolError                      a guest sent what no guest of ours sends; it has been killed
 └── ItemFailed                         an item of a job over a cluster failed as often as it was tried
@@ -38,6 +39,10 @@ class BudgetExceeded(LimitExceeded):
 
 class SnapshotError(SandboxError):
     """A snapshot can't be taken of this state, or can't be restored. The source goes on unharmed."""
+
+
+class ImageError(SandboxError, ValueError):
+    """An image is damaged, would write where it must not, or is not for this machine. Nothing of it is kept."""
 
 
 class BackendUnavailable(SandboxError):
