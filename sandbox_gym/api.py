@@ -80,6 +80,8 @@ class SandboxSpec:
     ttl: float | None = None  # seconds of life
     idle_timeout: float | None = None  # seconds without a call
     ephemeral: bool = True
+    image: str | None = None  # the digest of the unpacked image whose root file system that is
+    workdir: str | None = None  # where programs start; None: /workspace
 
 
 def make_mounts(mounts: Sequence[str | os.PathLike[str] | tuple[Any, Any] | Mount]) -> tuple[Mount, ...]:

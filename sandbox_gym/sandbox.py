@@ -29,6 +29,7 @@ from sandbox_gym.errors import (
     SnapshotError,
 )
 from sandbox_gym.guest.wire import Op
+from sandbox_gym.images.image import Image
 from sandbox_gym.seeds import copy_seeds
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Sandbox(GuestCalls):
         name: str | None = None,
         *,
         backend: str = "native",
-        image: str | os.PathLike[str] | Template | None = None,
+        image: str | os.PathLike[str] | Image | Template | None = None,
         cpus: float | None = UNSET,
         memory: int | str | None = UNSET,
         disk: int | str | None = UNSET,
@@ -92,8 +93,9 @@ class Sandbox(GuestCalls):
     ) -> Sandbox:
         """A fresh sandbox.
 
-        `image`: None for this host's own Python environment (read-only beneath, writable above), a folder that holds a
-        root file system, or a template: see `Template.start`. `cpus` (default 1.0), `memory` ("1Gi"), `disk` ("2Gi"),
+        `image`: None for this host's own Python environment (read-only beneath, writable above), an `Image`, what
+        `Image.of` makes one of (a root file system's folder, an archive, the name of one that docker has), or a
+        template: see `Template.start`. `cpus` (default 1.0), `memory` ("1Gi"), `disk` ("2Gi"),
         `pids` (256): limits; None is no limit. `env`: all of the guest's environment that is yours; none of the host's
         goes in. `mounts`: host folders to show, read-only: a path, or (source, target). `ttl`, `idle_timeout`: seconds
         until it ends, and until it stops for want of calls; with `ephemeral=False` an idle one is only put to rest, and
@@ -110,19 +112,16 @@ class Sandbox(GuestCalls):
         _records.check_seconds("timeout", timeout)
         _records.check_seconds("ttl", ttl, optional=True)
         _records.check_seconds("idle_timeout", idle_timeout, optional=True)
-        if image is not None and not isinstance(image, (str, os.PathLike)):
+        if image is not None and not isinstance(image, (str, os.PathLike, Image)):
             if env or mounts:
                 raise ValueError("env= and mounts= are what a template was built with: build another")
             given: dict[str, Any] = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids, "ttl": ttl}
             given |= {"idle_timeout": idle_timeout, "ephemeral": ephemeral}
             return image.start(name, backend=backend, **given)
-        rootfs = None
-        if image is not None:
-            rootfs = os.path.realpath(image)
-            if not os.path.isdir(rootfs):
-                raise ValueError(f"image {image!r} is no folder (a template: image=Template.get(name))")
+        root = Image.of(image)
         spec = SandboxSpec(
-            limits, rootfs, dict(env or {}), make_mounts(mounts), (), ttl, idle_timeout, ephemeral
+            *(limits, root.rootfs, {**root.env, **(env or {})}, make_mounts(mounts), ()),
+            *(ttl, idle_timeout, ephemeral, root.digest, root.workdir),
         )
         _check_names([name])
         chosen = lookup.get(backend)

@@ -22,6 +22,7 @@ from sandbox_gym import errors
 from sandbox_gym.api import Live, SandboxSpec, Taken
 from sandbox_gym.channel import Channel, GuestError
 from sandbox_gym.guest.wire import Op
+from sandbox_gym.images import store
 
 from . import exchange, fingerprint, protocol, registry
 
@@ -199,7 +200,7 @@ class NativeBackend:
         return fingerprint.facts(spec)
 
     def lacks(self, facts: Mapping[str, Any], state: Mapping[str, Any]) -> builtins.list[str]:
-        return fingerprint.lacks(facts, protocol.spec_from_json(state["spec"]))
+        return fingerprint.lacks(facts, self.spec_of(state))
 
     def describe(self, snapshot_id: str) -> dict[str, Any]:
         return self._ask({"op": "describe", "snapshot": snapshot_id}, 30.0)[0]
@@ -224,7 +225,10 @@ class NativeBackend:
         return Taken(reply["id"], reply["engine"], reply["why"], reply["depth_left"])
 
     def spec_of(self, state: Mapping[str, Any]) -> SandboxSpec:
-        return protocol.spec_from_json(state["spec"])
+        spec = protocol.spec_from_json(state["spec"])
+        if spec.image is not None:  # which lies elsewhere on another machine
+            spec = dataclasses.replace(spec, rootfs=store.default().root(spec.image))
+        return spec
 
     # ---- the supervisor's socket ------------------------------------------------------------------------------------
 

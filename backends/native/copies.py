@@ -18,6 +18,7 @@ from . import disk, overlay
 from .images import Image, Imager
 from .network import socket_pair
 from .node import Family, Node
+from .rootfs import WORKSPACE
 from .spares import Parts, Spares, Userns
 from .spawn import Order, spawn
 
@@ -65,6 +66,7 @@ class Maker:
             rootfs.python,
             rootfs.path,
             dict(spec.env),
+            spec.workdir or WORKSPACE,
             "sandbox",
         )
         try:

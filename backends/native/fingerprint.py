@@ -67,6 +67,10 @@ def lacks(facts_there: Mapping[str, Any], spec: SandboxSpec) -> list[str]:
         found += [
             f"{path}, of its sys.path, is not here" for path in spec.python_path if not os.path.isdir(path)
         ]
+    elif spec.image is not None and not os.path.isdir(spec.rootfs):
+        found.append(
+            f"its image with the digest {spec.image} is not here: unpack the same (Image.from_oci_archive) first"
+        )
     elif not os.path.isdir(spec.rootfs):
         found.append(f"its root file system {spec.rootfs} is not here")
     for mount in spec.mounts:

@@ -22,10 +22,12 @@ from pathlib import Path
 from sandbox_gym.api import SandboxSpec
 from sandbox_gym.errors import BackendUnavailable
 from sandbox_gym.guest import syscalls
+from sandbox_gym.images import store
 
 from .overlay import SUBDIR, Base
 
 GUEST_FOLDER = "/.sandbox-gym"
+NEEDED = "A root file system of your own needs Python 3.10 or newer, for this machine's processor"
 WORKSPACE = "/workspace"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _CONFIG_FOLDERS = ("/etc/alternatives", "/etc/ssl/certs", "/etc/fonts", "/etc/terminfo", "/etc/ld.so.conf.d")
@@ -53,6 +55,7 @@ _DEVICES = {
 _FOLDERS = {"tmp": 0o1777, "var/tmp": 0o1777, "run": 0o755, "home": 0o755, "root": 0o700, "workspace": 0o755}
 _EMPTY = ("proc", "sys", "mnt", "opt", "srv", "media", "dev/pts", "var/lib", "var/cache", "var/log")
 _PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+_HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 _GROUP = "root:x:0:\nnogroup:x:65534:\n"
 
 
@@ -114,6 +117,9 @@ def build(spec: SandboxSpec, folder: Path, privileged: bool) -> Rootfs:
     else:
         rootfs = _directory(spec, folder, root, privileged)
     _fill(root, privileged, rootfs, from_host=spec.rootfs is None)
+    if spec.rootfs is not None:
+        _hosts(root / "etc", Path(spec.rootfs) / "etc")
+        _resemble(root, Path(spec.rootfs), privileged)
     for mount in spec.mounts:
         _mountpoint(root, mount.source, mount.target)
         rootfs.attached.append((mount.source, mount.target))
@@ -133,19 +139,24 @@ def _host(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) -> Root
 def _directory(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) -> Rootfs:
     assert spec.rootfs is not None
     directory = Path(spec.rootfs).resolve()
-    if not privileged:
+    if spec.image is None and not privileged:
         raise BackendUnavailable(
-            "a root file system of your own needs root (overlayfs redirects): run as root"
+            "a folder as root file system needs root (overlayfs redirects): run as root, or take an image out of an "
+            "archive"
         )
-    python = next(
-        (p for p in ("/usr/local/bin/python3", "/usr/bin/python3") if _exists_in(directory, p)), None
-    )
+    path = [entry for entry in spec.env.get("PATH", "").split(":") if entry.startswith("/")]
+    candidates = (f"{entry}/python3" for entry in (*path, "/usr/local/bin", "/usr/bin"))
+    python = next((p for p in candidates if _exists_in(directory, p)), None)
     if python is None:
         raise BackendUnavailable(
-            f"{directory} has no /usr/bin/python3: the guest's own process needs one inside"
+            f"{directory} has no /usr/bin/python3, nor one on its PATH, and the guest's own process runs in one: "
+            f"install it there (apt-get install python3-minimal, apk add python3). {NEEDED}"
         )
+    if spec.image is not None:
+        store.hold(spec.rootfs)  # to the end of this process, which ends its sandboxes
     rootfs = Rootfs(python, [], folder, str(directory.parent))
-    os.setxattr(root, "trusted.overlay.redirect", f"/{directory.name}".encode())
+    if directory.name != SUBDIR:
+        os.setxattr(root, "trusted.overlay.redirect", f"/{directory.name}".encode())
     return rootfs
 
 
@@ -245,13 +256,33 @@ def _etc(etc: Path) -> None:
     etc.mkdir(exist_ok=True)
     (etc / "passwd").write_text(_PASSWD)
     (etc / "group").write_text(_GROUP)
-    (etc / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
+    (etc / "hosts").write_text(_HOSTS)
     (etc / "hostname").write_text("sandbox\n")
     (etc / "resolv.conf").write_text("")
     for path in _CONFIG_FILES:
         target = etc.parent / path.lstrip("/")
         if os.path.isfile(path) and not target.exists():
             shutil.copyfile(path, target)
+
+
+def _hosts(etc: Path, there: Path) -> None:
+    """Without it localhost has no address. Images leave it empty, since docker gives one to each container."""
+    hosts = there / "hosts"
+    if not there.is_symlink() and not hosts.is_symlink() and not (hosts.exists() and hosts.stat().st_size):
+        etc.mkdir(exist_ok=True)
+        (etc / "hosts").write_text(_HOSTS)
+
+
+def _resemble(root: Path, directory: Path, privileged: bool) -> None:
+    """Gives the skeleton's folders, which are seen in place of those below, the modes and owners of those."""
+    for folder, below, _ in os.walk(root):
+        there = directory / Path(folder).relative_to(root)
+        status = there.lstat()
+        if privileged:
+            os.chown(folder, status.st_uid, status.st_gid)
+        os.chmod(folder, stat.S_IMODE(status.st_mode))
+        # Never through a link: only folders that are merged.
+        below[:] = [name for name in below if (there / name).is_dir() and not (there / name).is_symlink()]
 
 
 def _devices(dev: Path, privileged: bool, rootfs: Rootfs) -> None:

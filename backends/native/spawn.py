@@ -15,7 +15,7 @@ from sandbox_gym.guest import syscalls
 from sandbox_gym.guest.copying import enter_root
 
 from . import seccomp
-from .rootfs import GUEST_FOLDER, WORKSPACE
+from .rootfs import GUEST_FOLDER
 
 _DEFAULT_ENV = {
     "HOME": "/root",
@@ -44,6 +44,7 @@ class Order:
     python: str
     path: Sequence[str]
     env: Mapping[str, str]
+    workdir: str
     hostname: str
 
 
@@ -91,7 +92,8 @@ def _enter(order: Order) -> NoReturn:
         os.umask(0o022)
         enter_root(order.root_fd, [fd for fd, _ in order.attached], [target for _, target in order.attached])
         socket.sethostname(order.hostname)
-        os.chdir(WORKSPACE)
+        os.makedirs(order.workdir, exist_ok=True)
+        os.chdir(order.workdir)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _reset_signals()
         _keep_only(order.control_fd)

@@ -111,7 +111,8 @@ class Supervisor:
 
         def done(expected: Expected, failure: CopyFailed | None) -> None:
             if failure is not None:
-                reply({"error": "BackendUnavailable", "message": str(failure)})
+                hint = "" if spec.rootfs is None else f" ({rootfs.NEEDED})"
+                reply({"error": "BackendUnavailable", "message": f"{failure}{hint}"})
                 return
             self._guests.admit(node, secrets.token_hex(6), node.name, None)
             self._hand_out([node], reply)
@@ -188,7 +189,7 @@ class Supervisor:
     def _family(self, spec: SandboxSpec) -> Family:
         """What sandboxes of this spec share; their root file system is made once. Raises BackendUnavailable."""
         self._check_limits(spec.limits)
-        key = repr((spec.rootfs, spec.mounts, spec.python_path))
+        key = repr((spec.rootfs, spec.env.get("PATH"), spec.mounts, spec.python_path))
         if key not in self._families:
             folder = self._folder / "base" / str(len(self._families))
             try:

@@ -1,4 +1,4 @@
-"""Images out of a docker daemon, by the docker command: it builds and saves, and what it saves is read as an archive."""
+"""Images out of a docker daemon, by the docker command: it builds and saves; what it saves is read as an archive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def digest(name: str, deadline: float) -> str | None:
     try:
         said = _docker(["image", "inspect", "--format", "{{.Id}}", name], deadline)
     except ImageError as error:
-        raise ImageError(f"docker has no image {name!r}: docker pull or docker build it first ({error})") from None
+        raise ImageError(
+            f"docker has no image {name!r}: docker pull or docker build it first ({error})"
+        ) from None
     return said.strip().removeprefix("sha256:")
 
 

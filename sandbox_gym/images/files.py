@@ -7,14 +7,12 @@ import hashlib
 import os
 import stat
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from sandbox_gym.errors import SandboxTimeout
-
+from . import deadline
 from .tar import Damaged, Reader
 
 Read = Callable[[int], bytes]  # the next n bytes, fewer only at the end
@@ -27,11 +25,11 @@ _SKIPPABLE = b"\x2a\x4d\x18"  # after one byte: a zstd frame that says nothing, 
 
 
 class Files:
-    """By their names. A tar's are found by where they lie in it."""
+    """By their names. A tar's are found by where they lie in it. `until`: a deadline on the monotonic clock."""
 
-    def __init__(self, source: str | BinaryIO, deadline: float) -> None:
+    def __init__(self, source: str | BinaryIO, until: float) -> None:
         self._source = source
-        self._deadline = deadline
+        self._until = until
         self._places: dict[str, tuple[int, int]] = {}
         self._links: dict[str, str] = {}
         if not isinstance(source, str):
@@ -39,22 +37,22 @@ class Files:
 
     @staticmethod
     @contextmanager
-    def of(path: str, deadline: float) -> Iterator[Files]:
+    def of(path: str, until: float) -> Iterator[Files]:
         """Raises Damaged, SandboxTimeout, OSError."""
         if os.path.isdir(path):
-            yield Files(path, deadline)
+            yield Files(path, until)
             return
         with open(path, "rb") as file:
             if not _is_compressed(file.read(4)):
-                yield Files(file, deadline)
+                yield Files(file, until)
                 return
             file.seek(0)
             with tempfile.TemporaryFile() as spool:
                 read = decompressed(file.read)
                 while block := read(_BLOCK):
-                    check_time(deadline)
+                    deadline.check(until)
                     spool.write(block)
-                yield Files(spool, deadline)  # type: ignore[arg-type]  # it has all of a BinaryIO's methods
+                yield Files(spool, until)
 
     def __contains__(self, name: str) -> bool:
         if isinstance(self._source, str):
@@ -65,12 +63,12 @@ class Files:
         """The file that a name means: older dockers write a layer once, and links to it. Raises Damaged."""
         if not isinstance(name, str):
             raise Damaged("a file without a name")
-        for _ in range(len(self._links) + 1):
-            name = os.path.normpath(name)
-            if name not in self._links:
+        way = os.path.normpath(name)
+        for _ in self._links:
+            if way not in self._links:
                 break
-            name = os.path.join(os.path.dirname(name), self._links[name])
-        return name
+            way = os.path.normpath(os.path.join(os.path.dirname(way), self._links[way]))
+        return way
 
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
@@ -114,7 +112,7 @@ class Files:
     def _in_time(self, file: BinaryIO, left: int) -> Read:
         def read(size: int) -> bytes:
             nonlocal left
-            check_time(self._deadline)
+            deadline.check(self._until)
             block = file.read(min(size, left))
             left -= len(block)
             return block
@@ -130,7 +128,7 @@ class Files:
 
         reader = Reader(file.read, skip)
         for entry in reader:
-            check_time(self._deadline)
+            deadline.check(self._until)
             name = os.path.normpath(os.fsdecode(entry.name))
             target = os.fsdecode(entry.target)
             if entry.kind == "file":
@@ -163,12 +161,6 @@ class Hashed:
 
     def digest(self) -> str:
         return self._hash.hexdigest()
-
-
-def check_time(deadline: float) -> None:
-    """Raises SandboxTimeout."""
-    if time.monotonic() > deadline:
-        raise SandboxTimeout("the image was not unpacked in time: pass a longer timeout=")
 
 
 def decompressed(read: Read) -> Read:

@@ -25,12 +25,14 @@ class Image:
     `Sandbox.create(image=image)` starts from it, and so does `Template.build`.
 
     What was unpacked lies in `$SANDBOX_GYM_HOME` (else your data folder), once for each digest. Of an image's
-    configuration Env and WorkingDir count; commands run as root in the sandbox, whatever its User, and its Entrypoint and
-    Cmd are not run. A python3 (3.10 or newer) has to be in it.
+    configuration Env and WorkingDir count; commands run as root in the sandbox, whatever its User, and its Entrypoint
+    and Cmd are not run. A python3 (3.10 or newer) has to be in it.
     """
 
     rootfs: str | None  # None: this host's Python environment
-    digest: str | None = None  # SHA-256 of its configuration, hexadecimal; None for a folder, and for the host
+    digest: str | None = (
+        None  # SHA-256 of its configuration, hexadecimal; None for a folder, and for the host
+    )
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     workdir: str | None = None  # None: /workspace
 
@@ -91,8 +93,8 @@ class Image:
 
     @staticmethod
     def of(image: Image | Path | None, *, timeout: float = 600.0) -> Image:
-        """What `Sandbox.create(image=...)` takes: None, an Image, a root file system's folder, an archive, or the name of
-        an image that docker has.
+        """What `Sandbox.create(image=...)` takes: None, an Image, a root file system's folder, an archive, or the name
+        of an image that docker has.
         """
         if isinstance(image, Image):
             return image
@@ -114,8 +116,8 @@ class Image:
 
     @staticmethod
     def prune(max_bytes: int | str) -> builtins.list[str]:
-        """Deletes those that were used least lately and have no sandboxes, until the others' files have at most that many
-        bytes ("10Gi") together; and what killed processes have left. Returns their digests.
+        """Deletes those that were used least lately and have no sandboxes, until the others' files have at most that
+        many bytes ("10Gi") together; and what killed processes have left. Returns their digests.
         """
         most = max_bytes if type(max_bytes) is int and max_bytes == 0 else parse_bytes(max_bytes)
         kept = store.default()
@@ -131,7 +133,7 @@ class Image:
         return gone
 
     def delete(self) -> None:
-        """Takes what was unpacked from the disk. Idempotent. Raises ImageError while any process has sandboxes of it."""
+        """Takes what was unpacked from the disk. Idempotent. Raises ImageError while a process has sandboxes of it."""
         if self.digest is not None and not store.default().delete(self.digest):
             raise ImageError(f"image {self.digest[:12]} has sandboxes: end the processes that use it first")
 
@@ -161,7 +163,9 @@ def _config(config: dict[str, Any]) -> tuple[dict[str, str], str | None]:
     """Env and WorkingDir. Raises Damaged."""
     inner = config.get("config") or {}
     listed, workdir = inner.get("Env") or [], inner.get("WorkingDir") or None
-    if not isinstance(listed, list) or not all(isinstance(line, str) and line.find("=") > 0 for line in listed):
+    if not isinstance(listed, list) or not all(
+        isinstance(line, str) and line.find("=") > 0 for line in listed
+    ):
         raise Damaged("an Env that is no list of NAME=value")
     if workdir is not None and not (isinstance(workdir, str) and workdir.startswith("/")):
         raise Damaged(f"a WorkingDir {str(workdir)[:200]!r}, which is no absolute path")

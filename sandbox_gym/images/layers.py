@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
-from .files import check_time
+from . import deadline
 from .tar import Damaged, Entry, Reader
 from .trees import FOLDER, MOST_PATH, clear, join, names, resolve, show
 
@@ -32,16 +33,16 @@ class _Place(NamedTuple):
 class Tree:
     """The folder that layers are applied to, lowest first; `finish` ends it. A context manager, for its descriptors.
 
-    As root its files get their owners, which a sandbox then sees; for another user, who can give them to nobody, all are
-    root's inside. Until `finish`, folders are open to their owner alone.
+    As root its files get their owners, which a sandbox then sees; for another user, who can give them to nobody, all
+    are root's inside. Until `finish`, folders are open to their owner alone.
     """
 
-    def __init__(self, root: int, deadline: float) -> None:
-        """`root`: a descriptor of the empty folder. `deadline`: on the monotonic clock."""
+    def __init__(self, root: int, until: float) -> None:
+        """`root`: a descriptor of the empty folder. `until`: a deadline on the monotonic clock."""
         self.bytes = 0
         self._files = 0
         self._root = root
-        self._deadline = deadline
+        self._until = until
         self._privileged = os.geteuid() == 0
         self._written: set[bytes] = {b""}  # by the layer at hand, with the folders above
         self._folders: dict[bytes, Entry] = {}  # how each is to look in the end
@@ -91,6 +92,8 @@ class Tree:
             self._folders[b""] = entry
             return
         *above, name = parts
+        if any(part.startswith(_WHITEOUT) for part in above):
+            return  # aufs' own housekeeping, or nothing at all: no file can be in a whiteout
         folder = self._folder(above)
         path = join(folder.path, name)
         if len(path) > MOST_PATH:
@@ -216,7 +219,12 @@ class Tree:
         return self._last[1]
 
     def _imply(self, folder: int, name: bytes, path: bytes) -> None:
+        """In place of a file that a lower layer has there, too."""
+        if path in self._written:
+            raise Damaged(f"the path {show(path)}, which is a file and has files in it")
         self._spend(files=1)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
         os.mkdir(name, 0o700, dir_fd=folder)
         self._folders[path] = Entry(path, "folder", 0o755, 0, 0, 0, 0, b"", {}, [])
         self._mark(path)
@@ -249,7 +257,7 @@ class Tree:
         self._files += files
         if self._files > _MOST_FILES or self.bytes > _MOST_BYTES:
             raise Damaged(f"more than {_MOST_FILES} files or {_MOST_BYTES >> 30} GiB")
-        check_time(self._deadline)
+        deadline.check(self._until)
 
 
 def _refuse(folder: int, name: bytes, path: bytes) -> None:

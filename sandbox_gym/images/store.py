@@ -20,7 +20,7 @@ from sandbox_gym import _home
 from sandbox_gym.errors import BackendUnavailable
 from sandbox_gym.guest.syscalls import libc
 
-from .files import check_time
+from . import deadline
 from .trees import FOLDER, clear
 
 # Of an image's folder, the one that is the sandbox's /: an overlay of any user can show it, without redirects.
@@ -70,13 +70,13 @@ class Store:
         with suppress(FileNotFoundError):
             os.utime(os.path.join(self.folder, digest, _RECORD))
 
-    def add(self, digest: str, fill: Callable[[int], dict[str, Any]], deadline: float) -> dict[str, Any]:
-        """An image's record. Where it is not there, `fill` is given the descriptor of an empty folder, puts its root file
-        system there, and returns the record. Raises what `fill` does, SandboxTimeout, SandboxError, OSError.
+    def add(self, digest: str, fill: Callable[[int], dict[str, Any]], until: float) -> dict[str, Any]:
+        """An image's record. Where it is not there, `fill` is given the descriptor of an empty folder, puts its root
+        file system there, and returns the record. Raises what `fill` does, SandboxTimeout, SandboxError, OSError.
         """
         _home.make(self.folder)
         while (record := self.record(digest)) is None:
-            with self._draft(digest, deadline) as draft:
+            with self._draft(digest, until) as draft:
                 if draft is None:
                     continue  # another process has finished it, or given up
                 os.mkdir(ROOT, 0o700, dir_fd=draft)
@@ -85,7 +85,9 @@ class Store:
                     record = fill(root)
                 finally:
                     os.close(root)
-                with open(_RECORD, "x", opener=lambda name, flags: os.open(name, flags, 0o600, dir_fd=draft)) as file:
+                with open(
+                    _RECORD, "x", opener=lambda name, flags: os.open(name, flags, 0o600, dir_fd=draft)
+                ) as file:
                     json.dump(record, file)
                 # A machine that stops now must not find names without content.
                 if libc.syncfs(draft):
@@ -131,7 +133,7 @@ class Store:
         return os.path.join(self.folder, f".{digest}")
 
     @contextmanager
-    def _draft(self, digest: str, deadline: float) -> Iterator[int | None]:
+    def _draft(self, digest: str, until: float) -> Iterator[int | None]:
         """The descriptor of an image's empty draft, locked; None when it came to an end while this waited for it."""
         path = self._draft_path(digest)
         with suppress(FileExistsError):
@@ -143,7 +145,7 @@ class Store:
             return
         try:
             while not _lock(fd, fcntl.LOCK_EX):
-                check_time(deadline)
+                deadline.check(until)
                 time.sleep(0.02)
             if not _is_at(fd, path):
                 yield None
@@ -164,7 +166,7 @@ def hold(root: str) -> int:
     BackendUnavailable.
     """
     path = os.path.dirname(root)
-    deadline = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _PATIENCE
     while True:
         try:
             fd = os.open(path, FOLDER)
@@ -173,7 +175,7 @@ def hold(root: str) -> int:
         if _lock(fd, fcntl.LOCK_SH) and _is_at(fd, path):
             return fd
         os.close(fd)
-        if time.monotonic() > deadline:
+        if time.monotonic() > until:
             break
         time.sleep(0.005)
     raise BackendUnavailable(f"the image in {path} was deleted: make it again, as by Image.from_oci_archive")

@@ -40,8 +40,8 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of an archive. `modified`: nanoseconds; `size`: bytes, holes included; `pieces`: where in the file the bytes
-    that follow belong, as (offset, length).
+    """A file of an archive. `modified`: nanoseconds; `size`: bytes, holes included; `pieces`: where in the file the
+    bytes that follow belong, as (offset, length).
     """
 
     name: bytes
@@ -136,17 +136,16 @@ class Reader:
         pieces = [(0, stored)] if stored else []
         if kind == "file" and (found := self._sparse(header, records)) is not None:
             pieces, size = found
-        owner = [
-            _decimal(records.get(key), _number(header[start : start + 8]))
-            for key, start in ((b"uid", 108), (b"gid", 116))
-        ]
-        if not all(0 <= number <= _MOST_ID for number in owner):
+        uid = _decimal(records.get(b"uid"), _number(header[108:116]))
+        gid = _decimal(records.get(b"gid"), _number(header[116:124]))
+        if not (0 <= uid <= _MOST_ID and 0 <= gid <= _MOST_ID):
             raise Damaged(f"{_show(name)}: an owner that is none")
         return Entry(
             name,
             kind,
             _number(header[100:108]) & 0o7777,
-            *owner,
+            uid,
+            gid,
             _nanoseconds(records.get(b"mtime"), _number(header[136:148])),
             size,
             records.get(b"linkpath") or extra.target or target,
@@ -265,10 +264,12 @@ def _nanoseconds(text: bytes | None, seconds: int) -> int:
         if found is None:
             raise Damaged(f"{_show(text)} where a time belongs")
         value = int(found[2] + (found[3] or b"").ljust(9, b"0")[:9])
-        return -value if found[1] else value
-    if not -(2**33) < seconds < 2**33:  # what every file system can hold, and more
+        value = -value if found[1] else value
+    else:
+        value = seconds * 10**9
+    if not -(2**63) <= value < 2**63:
         raise Damaged("a time that is none")
-    return seconds * 10**9
+    return value
 
 
 def _records(block: bytes) -> dict[bytes, bytes]:

@@ -42,9 +42,10 @@ def resolve(
     root: int, parts: Sequence[bytes], missing: Callable[[int, bytes, bytes], None]
 ) -> tuple[bytes, int]:
     """The folder that a path below the open folder `root` means, as a process sees it that has `root` as its /: its
-    path without links, and a descriptor. `missing(folder, name, path)` is to make what is not there, or raise.
+    path without links, and a descriptor. `missing(folder, name, path)` is to make a folder that is not there, perhaps
+    with a file in its place, or to raise.
 
-    Raises Damaged where a link leads out of the root, or a file is in the way.
+    Raises Damaged where a link leads out of the root.
     """
     waiting, links = list(reversed(parts)), 0
     real: list[bytes] = []
@@ -70,7 +71,10 @@ def resolve(
                 here = into(here, name)
             except NotADirectoryError:
                 links += 1
-                target = _target(here, name, path)
+                target = _target(here, name)
+                if target is None:
+                    missing(here, name, path)
+                    target = name
                 if links > _MOST_LINKS or len(waiting) > MOST_PATH:
                     raise Damaged(f"the path {show(path)}: too many links") from None
                 if target.startswith(b"/"):
@@ -86,13 +90,14 @@ def resolve(
     return b"/".join(real), here
 
 
-def _target(folder: int, name: bytes, path: bytes) -> bytes:
+def _target(folder: int, name: bytes) -> bytes | None:
+    """Where a link leads; None for what is none."""
     try:
         return os.readlink(name, dir_fd=folder)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        raise Damaged(f"the path {show(path)}, which is no folder, though files are to be in it") from None
+        return None
 
 
 def clear(
