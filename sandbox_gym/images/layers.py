@@ -12,9 +12,11 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
+from sandbox_gym.errors import SandboxTimeout
+
 from . import deadline
 from .tar import Damaged, Entry, Reader
-from .trees import FOLDER, MOST_PATH, clear, join, names, resolve, show
+from .trees import FOLDER, MOST_PATH, clear, into, join, names, resolve, show
 
 _MOST_FILES = 10_000_000  # of all layers
 _MOST_BYTES = 1 << 38
@@ -63,7 +65,7 @@ class Tree:
             try:
                 self._add(entry, reader)
             except OSError as error:
-                if error.errno in _DISK:
+                if error.errno in _DISK or isinstance(error, SandboxTimeout):
                     raise
                 raise Damaged(f"its file {show(entry.name)} can't be made: {error.strerror}") from None
             except OverflowError:
@@ -72,15 +74,30 @@ class Tree:
     def finish(self) -> None:
         """Gives folders their owners, modes and times, which the files that were made in them would have changed."""
         self._forget()
-        for path in sorted(self._folders, key=lambda path: path.count(b"/"), reverse=True):
+        self._folders.setdefault(b"", _implied(b""))
+        here, way = os.dup(self._root), [b""]
+
+        def leave() -> None:
+            nonlocal here
             self._spend()
-            _, fd = resolve(self._root, names(path), _refuse)
+            above = os.open("..", FOLDER, dir_fd=here)  # while it can still be searched
             try:
-                self._adorn(fd, self._folders[path])
+                self._adorn(here, self._folders[way.pop()])
             finally:
-                os.close(fd)
-        if b"" not in self._folders:
-            os.fchmod(self._root, 0o755)
+                os.close(here)
+                here = above
+
+        try:
+            for path in sorted(self._folders.keys() - {b""}, key=lambda path: path.split(b"/")):
+                above, _, name = path.rpartition(b"/")
+                while way[-1] != above:
+                    leave()
+                here = into(here, name)
+                way.append(path)
+            while way:
+                leave()
+        finally:
+            os.close(here)
 
     # ---- entries -------------------------------------------------------------------------------------------------
 
@@ -226,7 +243,7 @@ class Tree:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
         os.mkdir(name, 0o700, dir_fd=folder)
-        self._folders[path] = Entry(path, "folder", 0o755, 0, 0, 0, 0, b"", {}, [])
+        self._folders[path] = _implied(path)
         self._mark(path)
 
     def _forget(self) -> None:
@@ -258,6 +275,11 @@ class Tree:
         if self._files > _MOST_FILES or self.bytes > _MOST_BYTES:
             raise Damaged(f"more than {_MOST_FILES} files or {_MOST_BYTES >> 30} GiB")
         deadline.check(self._until)
+
+
+def _implied(path: bytes) -> Entry:
+    """A folder that the archive has no entry for."""
+    return Entry(path, "folder", 0o755, 0, 0, 0, 0, b"", {}, [])
 
 
 def _refuse(folder: int, name: bytes, path: bytes) -> None:

@@ -9,12 +9,14 @@ import json
 import platform
 import tarfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 CONFIG = {"os": "linux", "architecture": MACHINE}
 Compress = Callable[[bytes], bytes]
+quickly: Compress = partial(gzip.compress, compresslevel=1)
 
 
 def sha256(block: bytes) -> str:
@@ -60,7 +62,7 @@ def config(layers: Sequence[bytes], **inner: Any) -> dict[str, Any]:
     return {**CONFIG, "config": inner, "rootfs": {"type": "layers", "diff_ids": diffs}}
 
 
-def layout(place: Path, layers: Sequence[bytes], *, compress: Compress = gzip.compress, **inner: Any) -> Path:
+def layout(place: Path, layers: Sequence[bytes], *, compress: Compress = quickly, **inner: Any) -> Path:
     """An OCI image layout as a folder."""
     blobs = place / "blobs/sha256"
     blobs.mkdir(parents=True)

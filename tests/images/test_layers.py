@@ -51,10 +51,9 @@ def test_files_come_as_they_were(unpack: Unpack, format: int) -> None:
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_names_and_large_numbers(unpack: Unpack, format: int) -> None:
     deep = "/".join(["d" * 200] * 10)
-    numbers = {"uid": 2**31, "gid": 2**30, "mtime": 2**33 + 5}
     root = unpack(
         layer(
-            entry(f"{deep}/é{'f' * 100}", content=b"deep", **numbers),
+            entry(f"{deep}/é{'f' * 100}", content=b"deep", uid=2**31, gid=2**30, mtime=2**33 + 5),
             link("long", "t" * 3000),
             hard_link("hard", f"{deep}/é{'f' * 100}"),
             format=format,
@@ -101,7 +100,15 @@ def test_sparse_files(unpack: Unpack, tmp_path: Path, format: str, pieces: int) 
             file.seek((number + 1) << 20)
             file.write(b"%d" % number)
         file.truncate((pieces + 9) << 20)
-    command = ["tar", "--sparse", f"--format={format.split(maxsplit=1)[0]}", *format.split()[1:], "-cf", "-", "holes"]
+    command = [
+        "tar",
+        "--sparse",
+        f"--format={format.split(maxsplit=1)[0]}",
+        *format.split()[1:],
+        "-cf",
+        "-",
+        "holes",
+    ]
     tar = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout
     assert len(tar) < 1 << 20
     path = unpack(tar + b"") / "holes"

@@ -65,4 +65,4 @@ def test_a_folder_without_python_is_told(tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailable, match="python3"):
         Sandbox.create(image=tmp_path)
     with pytest.raises(ValueError, match="folder"):
-        Sandbox.create(image="debian:12")
+        Sandbox.create(image="./debian")
