@@ -47,7 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     actions.add_parser("list", help="all of them, with their size on disk and when they were used last")
     build = actions.add_parser("build", help="make a sandbox, set it up, and keep it")
     build.add_argument("name", metavar="NAME")
-    build.add_argument("--image", metavar="FOLDER", help="a root file system; else this host's Python")
+    build.add_argument(
+        "--image",
+        metavar="IMAGE",
+        help="an archive, a root file system's folder, or docker's name for one; else this host's Python",
+    )
     build.add_argument(
         "--setup", action="append", default=[], metavar="LINE", help="for the shell; again for more"
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 import sandbox_gym
 from sandbox_gym.backends import lookup
 from sandbox_gym.sandbox import Sandbox, Snapshot
+from tests.images.making import folder, link
 
 
 @pytest.fixture(scope="session")
@@ -162,3 +165,15 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "etc").mkdir()
     (root / "etc/motd").write_text("from the image\n")
     return root
+
+
+@pytest.fixture(scope="session")
+def python_layer(small_root: Path) -> bytes:
+    """The same as an image's layer. Its Python is found by `PATH=/opt/python/bin` alone."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.add(small_root, "./", filter=lambda info: None if info.name.endswith("usr/bin/python3") else info)
+        version = os.path.basename(os.path.realpath(small_root / "usr/bin/python3"))
+        for member, _ in (folder("opt/python/bin"), link("opt/python/bin/python3", f"/usr/bin/{version}")):
+            tar.addfile(member)
+    return target.getvalue()

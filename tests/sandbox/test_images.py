@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import os
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 
 import sandbox_gym
 from sandbox_gym import BackendUnavailable, Image, Sandbox, Snapshot, SnapshotError, Template
 from sandbox_gym.backends import lookup
 from sandbox_gym.backends.native import criu
-from tests.images.making import docker_save, entry, folder, hard_link, layer, layout, link
+from tests.images.making import docker_save, entry, folder, hard_link, layer, layout
 
-ENV = ["PATH=/opt/python/bin:/usr/bin:/bin", "GREETING=hello", "LANG=C.UTF-8"]
-
-
-@pytest.fixture(scope="module")
-def base(small_root: Path) -> bytes:
-    """A layer with a Python, which is found by the image's PATH alone."""
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        tar.add(small_root, "./", filter=lambda info: None if info.name.endswith("usr/bin/python3") else info)
-        version = os.path.basename(os.path.realpath(small_root / "usr/bin/python3"))
-        for member, content in (
-            folder("opt/python/bin"),
-            link("opt/python/bin/python3", f"/usr/bin/{version}"),
-        ):
-            tar.addfile(member, io.BytesIO(content))
-    return target.getvalue()
+ENV = ["PATH=/opt/python/bin:/usr/bin:/bin", "GREETING=hello"]
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +36,10 @@ def top() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def archive(base: bytes, top: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def archive(python_layer: bytes, top: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return layout(
         tmp_path_factory.mktemp("archive") / "layout",
-        [base, top],
+        [python_layer, top],
         Env=ENV,
         WorkingDir="/srv/app",
         User="1000",
@@ -142,6 +125,14 @@ def test_snapshots_and_forks(image: Image) -> None:
         snapshot.delete()
 
 
+def test_an_environment_in_an_image(image: Image) -> None:
+    """The sandbox itself as one: a hosted one needs Gymnasium inside."""
+    env = gym.make("Sandbox-v0", image=image, memory="256Mi")
+    env.reset(seed=0)
+    assert "/srv/app hello" in str(env.step("import os; print(os.getcwd(), os.environ['GREETING'])")[0])
+    env.close()
+
+
 def test_an_archive_or_a_folder_will_do_in_its_place(archive: Path, image: Image, small_root: Path) -> None:
     for given in (str(archive), archive, Image.from_directory(small_root), Image.from_host()):
         with Sandbox.create(image=given, memory="256Mi") as box:
@@ -150,8 +141,8 @@ def test_an_archive_or_a_folder_will_do_in_its_place(archive: Path, image: Image
 
 
 @pytest.mark.usefixtures("home")
-def test_docker_save(base: bytes, tmp_path: Path) -> None:
-    saved = docker_save(tmp_path / "image.tar", [base], Env=ENV)
+def test_docker_save(python_layer: bytes, tmp_path: Path) -> None:
+    saved = docker_save(tmp_path / "image.tar", [python_layer], Env=ENV)
     with Sandbox.create(image=saved, memory="256Mi") as box:
         assert box.run_code("import os; os.getcwd()").value == "'/workspace'"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import sandbox_gym
+from tests.images.making import entry, folder, layer, layout
 
 Run = Callable[[str], str]
 _NOBODY = 65534
@@ -30,9 +31,9 @@ def as_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     if python is None or shutil.which("setpriv") is None:
         pytest.fail("no Python that an ordinary user may run (/usr/bin/python3), or no setpriv (util-linux)")
     place = tmp_path_factory.mktemp("user")
-    for folder in (place, *place.parents):
-        if folder != Path("/") and folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o001:
-            folder.chmod(folder.stat().st_mode | 0o011)
+    for above in (place, *place.parents):
+        if above != Path("/") and above.stat().st_uid == 0 and not above.stat().st_mode & 0o001:
+            above.chmod(above.stat().st_mode | 0o011)
     source = place / "lib"
     shutil.copytree(
         Path(sandbox_gym.__file__).parent,
@@ -201,6 +202,48 @@ try:
     Sandbox.create(image="/usr").terminate()
 except errors.BackendUnavailable as error:
     print("good" if "root" in str(error) else error)
+""")
+    assert out == "good"
+
+
+def test_an_image_out_of_an_archive(
+    as_user: Run, python_layer: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """All files are root's inside, and whiteouts, closed folders and setuid programs are no hindrance."""
+    place = tmp_path_factory.mktemp("archive")
+    place.chmod(0o755)
+    upper = layer(
+        folder("closed", mode=0o000, uid=5),
+        entry("closed/f", content=b"f", mode=0o4000, uid=5),
+        entry("etc/.wh.motd"),
+        folder("srv/app", uid=1000, gid=1000),
+    )
+    archive = layout(
+        place / "layout",
+        [python_layer, upper],
+        Env=["PATH=/opt/python/bin:/usr/bin:/bin"],
+        WorkingDir="/srv/app",
+    )
+    out = as_user(f"""
+from sandbox_gym import Image
+image = Image.from_oci_archive({str(archive)!r})
+with Sandbox.create(image=image) as box:
+    assert box.run_code("import os; os.getcwd(), os.stat('.').st_uid, open('/closed/f').read()").value == "('/srv/app', 0, 'f')"
+    assert box.shell("test -e /etc/motd || echo gone; cat /closed/f > kept; cat kept").stdout == "gone\\nf"
+    box.run_code("os.rmdir('/tmp'); os.remove('/closed/f')")
+    one, other = box.fork(2)
+    one.write_file("kept", "one")
+    assert other.read_text("kept") == "f" and not other.shell("test -e /closed/f").ok
+    try:
+        image.delete()
+    except errors.ImageError as error:
+        assert "has sandboxes" in str(error)
+assert os.path.exists(image.rootfs + "/closed") and Image.list() == [image]
+from sandbox_gym.backends import lookup
+lookup.shut_down()
+image.delete()
+assert Image.list() == [] and not os.path.exists(image.rootfs)
+print("good")
 """)
     assert out == "good"
 
