@@ -120,7 +120,8 @@ class Reader:
         if len(block) < BLOCK:
             raise Damaged("it breaks off in a header")
         told, bare = _number(block[148:156]), block[:148] + b" " * 8 + block[156:]
-        if told not in (sum(bare), sum(byte - 256 * (byte > 127) for byte in bare)):
+        # Some old writers took bytes for signed.
+        if told != sum(bare) and told != sum(bare) - 256 * sum(byte > 127 for byte in bare):
             raise Damaged("a header's checksum is wrong: it is no tar archive, or damaged")
         return block
 
