@@ -6,7 +6,7 @@ SandboxError
 ├── LimitExceeded                      memory, sandboxes, depth: the message says which limit
 │   └── BudgetExceeded                 what all sandboxes and snapshots of this process may hold (set_budget)
 ├── SnapshotError                      this state can't be captured or restored; the message says why
-├── ImageError (ValueError)             an image is damaged, means harm, or is for another machine
+├── ImageError (ValueError)            an image is damaged, means harm, or is for another machine
 ├── BackendUnavailable                 this machine lacks something; the message names the command that mends it
 ├── ProtocolError                      a guest sent what no guest of ours sends; it has been killed
 └── ItemFailed                         an item of a job over a cluster failed as often as it was tried

@@ -139,7 +139,8 @@ def _host(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) -> Root
 def _directory(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) -> Rootfs:
     assert spec.rootfs is not None
     directory = Path(spec.rootfs).resolve()
-    if spec.image is None and not privileged:
+    held = store.hold(spec.rootfs) if spec.image is not None else -1  # to the end of this process
+    if held < 0 and not privileged:
         raise BackendUnavailable(
             "a folder as root file system needs root (overlayfs redirects): run as root, or take an image out of an "
             "archive"
@@ -148,12 +149,12 @@ def _directory(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) ->
     candidates = (f"{entry}/python3" for entry in (*path, "/usr/local/bin", "/usr/bin"))
     python = next((p for p in candidates if _exists_in(directory, p)), None)
     if python is None:
+        if held >= 0:
+            os.close(held)
         raise BackendUnavailable(
             f"{directory} has no /usr/bin/python3, nor one on its PATH, and the guest's own process runs in one: "
             f"install it there (apt-get install python3-minimal, apk add python3). {NEEDED}"
         )
-    if spec.image is not None:
-        store.hold(spec.rootfs)  # to the end of this process, which ends its sandboxes
     rootfs = Rootfs(python, [], folder, str(directory.parent))
     if directory.name != SUBDIR:
         os.setxattr(root, "trusted.overlay.redirect", f"/{directory.name}".encode())

@@ -73,7 +73,7 @@ class Files:
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
         """From a file's beginning. Raises Damaged where it is not there."""
-        if os.path.isabs(name) or ".." in name.split("/"):
+        if os.path.isabs(name) or ".." in name.split("/") or not name.isprintable():
             raise Damaged(f"a file that is named {name[:200]!r}")
         if isinstance(self._source, str):
             try:

@@ -61,7 +61,7 @@ class Image:
         For root.
         """
         if not os.path.isdir(path):
-            raise ValueError(f"{os.fspath(path)!r} is no folder")
+            raise ValueError(f"{os.fspath(path)!r} is no folder that is there")
         return Image(os.path.realpath(path))
 
     @staticmethod
@@ -162,6 +162,8 @@ def _image(digest: str, record: dict[str, Any]) -> Image:
 def _config(config: dict[str, Any]) -> tuple[dict[str, str], str | None]:
     """Env and WorkingDir. Raises Damaged."""
     inner = config.get("config") or {}
+    if not isinstance(inner, dict):
+        raise Damaged("a configuration without its inner part")
     listed, workdir = inner.get("Env") or [], inner.get("WorkingDir") or None
     if not isinstance(listed, list) or not all(
         isinstance(line, str) and line.find("=") > 0 for line in listed

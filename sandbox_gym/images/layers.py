@@ -68,8 +68,10 @@ class Tree:
                 if error.errno in _DISK or isinstance(error, SandboxTimeout):
                     raise
                 raise Damaged(f"its file {show(entry.name)} can't be made: {error.strerror}") from None
-            except OverflowError:
-                raise Damaged(f"its file {show(entry.name)} has a size or time that none can have") from None
+            except (OverflowError, ValueError) as error:
+                if isinstance(error, Damaged):
+                    raise
+                raise Damaged(f"its file {show(entry.name)} can't be made: {error}") from None
 
     def finish(self) -> None:
         """Gives folders their owners, modes and times, which the files that were made in them would have changed."""

@@ -173,6 +173,7 @@ def hold(root: str) -> int:
         except FileNotFoundError:
             break
         if _lock(fd, fcntl.LOCK_SH) and _is_at(fd, path):
+            os.utime(_RECORD, dir_fd=fd)  # a use of it
             return fd
         os.close(fd)
         if time.monotonic() > until:

@@ -213,13 +213,34 @@ def test_an_index_of_itself_ends(tmp_path: Path) -> None:
         Image.from_oci_archive(changed(place, lambda index: index.update(manifests=[inner])))
 
 
-@pytest.mark.parametrize("names", [["../../etc/passwd"], ["/etc/passwd"], [1], ["nowhere"], "x"])
+@pytest.mark.parametrize(
+    "names", [["../../etc/passwd"], ["/etc/passwd"], [1], ["a\0"], ["\ud800"], ["nowhere"], "x"]
+)
 def test_docker_save_with_names_that_are_none(tmp_path: Path, names: Any) -> None:
     block = json.dumps(config([LOWER])).encode()
     listing = json.dumps([{"Config": "c.json", "Layers": names}]).encode()
     (tmp_path / "x.tar").write_bytes(
         layer(entry("c.json", content=block), entry("manifest.json", content=listing))
     )
+    with pytest.raises(ImageError):
+        Image.from_oci_archive(tmp_path / "x.tar")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/c.json").write_bytes(block)
+    (tmp_path / "folder/manifest.json").write_bytes(listing)
+    with pytest.raises(ImageError):
+        Image.from_oci_archive(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("part", ["config", "rootfs", "os"])
+@pytest.mark.parametrize("value", [None, 1, "x", ["x"], {"diff_ids": "x"}, {"diff_ids": [1]}])
+def test_a_configuration_of_other_kinds(tmp_path: Path, part: str, value: Any) -> None:
+    block = json.dumps({**config([LOWER]), part: value}).encode()
+    listing = json.dumps([{"Config": "c.json", "Layers": ["l"]}]).encode()
+    members = ("c.json", block), ("l", LOWER), ("manifest.json", listing)
+    (tmp_path / "x.tar").write_bytes(layer(*(entry(name, content=content) for name, content in members)))
+    if part == "config" and not isinstance(value, (int, str, list)):
+        assert Image.from_oci_archive(tmp_path / "x.tar").env == {}
+        return
     with pytest.raises(ImageError):
         Image.from_oci_archive(tmp_path / "x.tar")
 

@@ -16,7 +16,7 @@ import sandbox_gym
 from sandbox_gym import BackendUnavailable, Image, ImageError
 from sandbox_gym.errors import SandboxError
 from sandbox_gym.images import store
-from tests.images.making import entry, folder, layer, layout
+from tests.images.making import docker_save, entry, folder, layer, layout
 
 ROOT = Path(sandbox_gym.__file__).parent.parent
 Start = Callable[[Path], "subprocess.Popen[str]"]
@@ -158,8 +158,42 @@ def test_without_docker_the_next_step_is_named(tmp_path: Path, monkeypatch: pyte
     for call in calls:
         with pytest.raises(BackendUnavailable, match=r"Cannot connect.*from_oci_archive"):
             call()
+    (tmp_path / "bin/docker").write_text(
+        "#!/bin/sh\n[ $1 = version ] || { echo 'No such image' >&2; exit 1; }\n"
+    )
+    with pytest.raises(ImageError, match="docker pull"):
+        Image.of("debian:12")
     for name in ("", "-v"):
         with pytest.raises(ValueError, match="name"):
             Image.from_docker(name)
     with pytest.raises(ValueError, match="Dockerfile"):
         Image.from_dockerfile(tmp_path / "bin")
+
+
+def test_what_docker_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a command that answers as docker does: it saves an image that is not there yet, once."""
+    saved = docker_save(tmp_path / "saved.tar", [layer(entry("a", content=b"x"))])
+    expected = Image.from_oci_archive(saved)
+    expected.delete()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/docker").write_text(f"""#!/bin/sh
+echo "$*" >> {tmp_path}/asked
+case $1 in
+    image|build) echo sha256:{expected.digest} ;;
+    save) /bin/cp {saved} "$3" ;;
+esac
+""")
+    (tmp_path / "bin/docker").chmod(0o755)
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert (
+        Image.of("name:tag")
+        == expected
+        == Image.from_dockerfile(tmp_path)
+        == Image.from_dockerfile(tmp_path / "Dockerfile")
+    )
+    assert (Path(str(expected.rootfs)) / "a").read_bytes() == b"x"
+    asked = [line.split()[0] for line in (tmp_path / "asked").read_text().splitlines()]
+    again = ["version", "build", "version", "image"]
+    assert asked == ["version", "image", "save", *again, *again]
+    assert f"--file {tmp_path}/Dockerfile {tmp_path}" in (tmp_path / "asked").read_text()
