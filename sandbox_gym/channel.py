@@ -23,6 +23,9 @@ class GuestError(Exception):
         self.info = {key: str(info.get(key, "")) for key in ("type", "message", "traceback")}
         super().__init__(f"{self.info['type']}: {self.info['message']}")
 
+    def __reduce__(self) -> tuple[type[GuestError], tuple[dict[str, Any]]]:
+        return type(self), (self.info,)  # Ray sends errors, and RLlib copies them
+
 
 class Channel:
     """One request at a time, in order. `lock` is held by whoever is in the middle of a call.

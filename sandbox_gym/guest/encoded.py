@@ -25,7 +25,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.envs.registration import EnvSpec
 
-from .hosted import _import_home
+from .hosted import import_home
 
 IMAGE_SIZE = 64  # pixels; RLlib's default CNN also knows 42, 84 and 96
 TEXT_SIZE = 64  # numbers
@@ -48,7 +48,7 @@ def make(
     if (env_id is None) == (entry_point is None):
         raise ValueError("give an env_id, or an entry_point='module:Class'")
     if env_id is not None:
-        _import_home(env_id)
+        import_home(env_id)
     what: Any = env_id or EnvSpec("sandbox_gym/Encoded-v0", entry_point=entry_point)
     env: gymnasium.Env[Any, Any] = gymnasium.make(what, disable_env_checker=True, **kwargs)
     if encode == "auto":

@@ -148,7 +148,7 @@ class Hosted:
         if entry_point is not None:
             what: Any = EnvSpec("sandbox_gym/Hosted-v0", entry_point=entry_point)
         elif env_id is not None:
-            _import_home(env_id)
+            import_home(env_id)
             what = env_id
         else:
             raise ValueError("MAKE takes an env_id or an entry_point")
@@ -322,7 +322,7 @@ def _text(frame: Any) -> Any:
     return getvalue() if callable(getvalue) else frame
 
 
-def _import_home(env_id: str) -> None:
+def import_home(env_id: str) -> None:
     """Imports the package that registers an id. `"module:Id-v0"` is Gymnasium's own rule."""
     if ":" in env_id or env_id in gymnasium.registry:
         return
