@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from sandbox_gym.errors import SnapshotError as SnapshotError
     from sandbox_gym.hosting import Trajectory as Trajectory
     from sandbox_gym.images.image import Image as Image
+    from sandbox_gym.network import Allow as Allow
+    from sandbox_gym.network import NetworkRecord as NetworkRecord
     from sandbox_gym.process import Process as Process
     from sandbox_gym.process import ShellSession as ShellSession
     from sandbox_gym.registration import register_envs as register_envs
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Allow": "network",
     "BackendUnavailable": "errors",
     "Branch": "branching",
     "BudgetExceeded": "errors",
@@ -57,6 +60,7 @@ _HOMES = {
     "ItemFailed": "errors",
     "LimitExceeded": "errors",
     "Mount": "api",
+    "NetworkRecord": "network",
     "Process": "process",
     "ProcessInfo": "api",
     "ProtocolError": "errors",
@@ -78,6 +82,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Allow",
     "BackendUnavailable",
     "Branch",
     "BudgetExceeded",
@@ -90,6 +95,7 @@ __all__ = [
     "ItemFailed",
     "LimitExceeded",
     "Mount",
+    "NetworkRecord",
     "Process",
     "ProcessInfo",
     "ProtocolError",

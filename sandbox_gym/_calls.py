@@ -17,6 +17,7 @@ from sandbox_gym.channel import GuestError
 from sandbox_gym.errors import LimitExceeded, ProtocolError, SandboxDied, SandboxError, SandboxTimeout
 from sandbox_gym.guest import wire
 from sandbox_gym.guest.wire import Op
+from sandbox_gym.network import NetworkRecord
 from sandbox_gym.process import Process, ShellSession
 
 _T = TypeVar("_T")
@@ -44,6 +45,13 @@ class GuestCalls:
 
     def _end(self, state: Literal["dead", "terminated"], reason: str | None) -> None:
         raise NotImplementedError
+
+    def network_log(self) -> list[NetworkRecord]:
+        """What it has tried to reach since it was made, or has last woken: allowed or not, oldest first, the last
+        thousand at most; none where the network is closed. Takes no turn among calls. Raises SandboxDied when it
+        doesn't run.
+        """
+        return self._backend.network_log(self._live)
 
     # ---- running things -----------------------------------------------------------------------------------------
 

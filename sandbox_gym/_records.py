@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sandbox_gym.api import (
@@ -18,7 +18,8 @@ from sandbox_gym.api import (
     ShellResult,
     parse_bytes,
 )
-from sandbox_gym.errors import ProtocolError
+from sandbox_gym.errors import ProtocolError, SandboxError
+from sandbox_gym.network import Allow
 
 UNSET: Any = object()
 _DEFAULTS = Limits()
@@ -62,6 +63,19 @@ def make_limits(cpus: Any, memory: Any, disk: Any, pids: Any) -> Limits:
         _DEFAULTS.pids if pids is UNSET else pids,
         explicit,
     )
+
+
+def check_names(names: Sequence[str | None], resting: Sequence[str]) -> None:
+    """The supervisor keeps names unique among what runs; a sandbox at rest keeps its name too. Raises SandboxError."""
+    for name in resting:
+        if name in names:
+            raise SandboxError(f"a sandbox named {name!r} lives already: names are unique among the living")
+
+
+def check_network(value: Any) -> None:
+    """Raises ValueError for what is neither rules nor None."""
+    if value is not None and not isinstance(value, Allow):
+        raise ValueError(f"network is None, for a closed one, or Allow(['example.org', ...]), not {value!r}")
 
 
 def check_seconds(name: str, value: Any, *, optional: bool = False) -> None:

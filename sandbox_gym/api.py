@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from sandbox_gym.network import Allow, NetworkRecord
+
 if TYPE_CHECKING:
     from sandbox_gym.channel import Channel
 
@@ -82,6 +84,7 @@ class SandboxSpec:
     ephemeral: bool = True
     image: str | None = None  # the digest of the unpacked image whose root file system that is
     workdir: str | None = None  # where programs start; None: /workspace
+    network: Allow | None = None  # what it may reach; None: nothing
 
 
 def make_mounts(mounts: Sequence[str | os.PathLike[str] | tuple[Any, Any] | Mount]) -> tuple[Mount, ...]:
@@ -241,10 +244,18 @@ class Backend(Protocol):
         """
 
     def restore(
-        self, snapshot_id: str, *, names: Sequence[str | None], timeout: float, replace: Live | None = None
+        self,
+        snapshot_id: str,
+        *,
+        names: Sequence[str | None],
+        timeout: float,
+        replace: Live | None = None,
+        network: Allow | Literal["same"] | None = "same",
     ) -> list[Live]:
         """One new sandbox for each name, all or none. With `replace` the (only) one goes on under that sandbox's id and
-        name, and what was there before is killed. Raises SnapshotError, LimitExceeded.
+        name, and what was there before is killed. `network`: what they may reach, by default what the snapshot's
+        sandbox could; connections to outside that it had have ended in them.
+        Raises SnapshotError, LimitExceeded.
         """
 
     def set_budget(self, *, memory: int | None, disk: int | None) -> None:
@@ -276,6 +287,9 @@ class Backend(Protocol):
         """Of a sandbox or snapshot: `memory_bytes`, `disk_bytes`, `oom_kills` (by its memory limit, so far),
         `children` (processes that hang from its own).
         """
+
+    def network_log(self, live: Live) -> list[NetworkRecord]:
+        """What a sandbox has tried to reach, oldest first; the last thousand. Raises SandboxDied."""
 
     def list(self) -> list[dict[str, Any]]:
         """The live sandboxes of this client."""

@@ -23,13 +23,10 @@ from sandbox_gym.api import (
 )
 from sandbox_gym.backends import lookup
 from sandbox_gym.channel import GuestError
-from sandbox_gym.errors import (
-    SandboxDied,
-    SandboxError,
-    SnapshotError,
-)
+from sandbox_gym.errors import SandboxDied, SandboxError, SnapshotError
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.images.image import Image
+from sandbox_gym.network import Allow
 from sandbox_gym.seeds import copy_seeds
 
 if TYPE_CHECKING:
@@ -39,10 +36,10 @@ __all__ = ["Sandbox", "Snapshot"]
 
 _START_TIMEOUT = 60.0
 _MAX_REASON = 2000  # characters
-
+Engine = Literal["auto", "fork", "criu"]
+Network = Allow | Literal["same"] | None  # "same": as the origin's
 
 _sandboxes: dict[str, Sandbox] = {}
-Engine = Literal["auto", "fork", "criu"]
 
 
 class Sandbox(GuestCalls):
@@ -83,7 +80,7 @@ class Sandbox(GuestCalls):
         memory: int | str | None = UNSET,
         disk: int | str | None = UNSET,
         pids: int | None = UNSET,
-        network: None = None,
+        network: Allow | None = None,
         env: Mapping[str, str] | None = None,
         mounts: Sequence[Any] = (),
         ttl: float | None = None,
@@ -97,17 +94,16 @@ class Sandbox(GuestCalls):
         `Image.of` makes one of (a root file system's folder, an archive, the name of one that docker has), or a
         template: see `Template.start`. `cpus` (default 1.0), `memory` ("1Gi"), `disk` ("2Gi"),
         `pids` (256): limits; None is no limit. `env`: all of the guest's environment that is yours; none of the host's
-        goes in. `mounts`: host folders to show, read-only: a path, or (source, target). `ttl`, `idle_timeout`: seconds
-        until it ends, and until it stops for want of calls; with `ephemeral=False` an idle one is only put to rest, and
-        wakes at the next call.
+        goes in. `network`: what it may reach, as `Allow([...])`; None is nothing. `mounts`: host folders to show,
+        read-only: a path, or (source, target). `ttl`, `idle_timeout`: seconds until it ends, and until it stops for
+        want of calls; with `ephemeral=False` an idle one is only put to rest, and wakes at the next call.
 
         Raises:
             BackendUnavailable: this machine lacks something, or a limit that was asked for can't be enforced.
             LimitExceeded: as many sandboxes live as may.
             SandboxTimeout: it did not start within `timeout` seconds.
         """
-        if network is not None:
-            raise NotImplementedError("the network is closed; rules that open it are not built yet")
+        _records.check_network(network)
         limits = _records.make_limits(cpus, memory, disk, pids)
         _records.check_seconds("timeout", timeout)
         _records.check_seconds("ttl", ttl, optional=True)
@@ -115,15 +111,16 @@ class Sandbox(GuestCalls):
         if image is not None and not isinstance(image, (str, os.PathLike, Image)):
             if env or mounts:
                 raise ValueError("env= and mounts= are what a template was built with: build another")
-            given: dict[str, Any] = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids, "ttl": ttl}
-            given |= {"idle_timeout": idle_timeout, "ephemeral": ephemeral}
-            return image.start(name, backend=backend, **given)
+            own: dict[str, Any] = {"ttl": ttl, "idle_timeout": idle_timeout, "ephemeral": ephemeral}
+            own |= {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids, "network": network}
+            return image.start(name, backend=backend, **own)
         root = Image.of(image)
         spec = SandboxSpec(
             *(limits, root.rootfs, {**root.env, **(env or {})}, make_mounts(mounts), ()),
             *(ttl, idle_timeout, ephemeral, root.digest, root.workdir),
+            network=network,
         )
-        _check_names([name])
+        _records.check_names([name], _resting())
         chosen = lookup.get(backend)
         try:
             live = _budget.within(chosen, lambda: chosen.create(spec, name=name, timeout=timeout))
@@ -133,13 +130,16 @@ class Sandbox(GuestCalls):
         return cls(chosen, live, spec, None)
 
     @classmethod
-    def restore(cls, snapshot: Snapshot, name: str | None = None, *, rng: Rng = "same") -> Sandbox:
+    def restore(
+        cls, snapshot: Snapshot, name: str | None = None, *, rng: Rng = "same", network: Network = "same"
+    ) -> Sandbox:
         """A running sandbox at the state of a snapshot. Raises SnapshotError when that is gone.
 
         `rng="same"`: its random numbers go on exactly as the origin's; `"diverge"`: reseeded from the system; an int:
         reseeded from it (Python's `random`, NumPy's global state, a hosted environment's np_random).
+        `network`: what it may reach, by default what its origin may. What that has open to outside ends in the copy.
         """
-        return cls._restore(snapshot, [name], rng)[0]
+        return cls._restore(snapshot, [name], rng, network)[0]
 
     @classmethod
     def restore_many(cls, snapshot: Snapshot, n: int, *, rng: Rng = "same") -> builtins.list[Sandbox]:
@@ -147,18 +147,21 @@ class Sandbox(GuestCalls):
         return cls._restore(snapshot, [None] * n, rng)
 
     @classmethod
-    def _restore(cls, snapshot: Snapshot, names: Sequence[str | None], rng: Rng) -> builtins.list[Sandbox]:
+    def _restore(
+        cls, snapshot: Snapshot, names: Sequence[str | None], rng: Rng, network: Network = "same"
+    ) -> builtins.list[Sandbox]:
         if not isinstance(snapshot, Snapshot):
             raise TypeError(f"restore takes a Snapshot (Snapshot.load reads one), not {snapshot!r}")
         if snapshot.deleted:
             raise SnapshotError(f"{snapshot!r} was deleted: take another snapshot")
+        if network != "same":
+            _records.check_network(network)
         seeds = copy_seeds(rng, len(names))
         backend = snapshot._backend
-        _check_names(names)
+        _records.check_names(names, _resting())
         snapshot.used_at = time.monotonic()
-        lives = _budget.within(
-            backend, lambda: backend.restore(snapshot.id, names=names, timeout=_START_TIMEOUT)
-        )
+        wish: dict[str, Any] = {"names": names, "timeout": _START_TIMEOUT, "network": network}
+        lives = _budget.within(backend, lambda: backend.restore(snapshot.id, **wish))
         made = [cls(backend, live, snapshot._spec, snapshot) for live in lives]
         try:
             for box, seed in zip(made, seeds):
@@ -169,17 +172,19 @@ class Sandbox(GuestCalls):
             raise
         return made
 
-    def fork(self, n: int, prefix: str | None = None, *, rng: Rng = "same") -> builtins.list[Sandbox]:
+    def fork(
+        self, n: int, prefix: str | None = None, *, rng: Rng = "same", network: Network = "same"
+    ) -> builtins.list[Sandbox]:
         """`n` running copies of this very state, sealed from each other; this one runs on.
 
-        `prefix="ep-"` names them ep-1 ... ep-n. Raises SnapshotError, LimitExceeded.
+        `prefix="ep-"` names them ep-1 ... ep-n; `rng`, `network`: see `restore`. Raises SnapshotError, LimitExceeded.
         """
         if n < 1:
             raise ValueError(f"fork makes at least one copy, not {n}")
         names = [f"{prefix}{i + 1}" if prefix is not None else None for i in range(n)]
         snapshot = self.snapshot()
         try:
-            return self._restore(snapshot, names, rng)
+            return self._restore(snapshot, names, rng, network)
         finally:
             snapshot.delete()
 
@@ -390,10 +395,5 @@ class Sandbox(GuestCalls):
         return f"<Sandbox {self.name} {self._state}>"
 
 
-def _check_names(names: Sequence[str | None]) -> None:
-    """The supervisor keeps names unique among what runs; a sandbox at rest keeps its name too."""
-    for box in Sandbox.list():
-        if box.status == "stopped" and box.name in names:
-            raise SandboxError(
-                f"a sandbox named {box.name!r} lives already: names are unique among the living"
-            )
+def _resting() -> builtins.list[str]:
+    return [box.name for box in Sandbox.list() if box.status == "stopped"]

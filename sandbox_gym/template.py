@@ -18,6 +18,7 @@ from sandbox_gym.api import Backend, CodeResult, ExecResult, Limits, SandboxSpec
 from sandbox_gym.archive import Damaged
 from sandbox_gym.backends import lookup
 from sandbox_gym.errors import SandboxDied, SandboxError, SnapshotError
+from sandbox_gym.network import Allow
 from sandbox_gym.sandbox import Sandbox
 
 _TIMEOUT = 600.0  # seconds to save or load one
@@ -141,6 +142,7 @@ class Template:
         ttl: float | None = None,
         idle_timeout: float | None = None,
         ephemeral: bool = True,
+        network: Allow | None = None,
     ) -> Sandbox:
         """A sandbox at the end of the set-up; `Sandbox.create(image=template)` does this. Limits that are not given are
         the template's. The first in a process, and the first under other limits, is loaded from disk; those that
@@ -161,7 +163,7 @@ class Template:
         for last in (False, True):
             chosen = lookup.get(backend, failed=gone)
             try:
-                return Sandbox._restore(slot.get(self, chosen, change), [name], "diverge")[0]
+                return Sandbox._restore(slot.get(self, chosen, change), [name], "diverge", network)[0]
             except (SandboxDied, SnapshotError):
                 # What was ready may have been killed, or its supervisor: then it is loaded again. Else that is no help.
                 if last or not slot.forget():

@@ -19,7 +19,7 @@ PACKAGE = "sandbox_gym"
 # Bottom first. A module imports from its own layer and those below. New files in sandbox_gym/ go here.
 LAYERS: dict[str, set[str]] = {
     "guest": {"guest"},
-    "base": {"_home", "api", "channel", "checks", "errors", "registration", "seeds"},
+    "base": {"_home", "api", "channel", "checks", "errors", "network", "registration", "seeds"},
     "images": {"images"},
     "backends": {"backends"},
     "sandbox": {

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sandbox_gym
 from sandbox_gym import errors
@@ -23,6 +23,7 @@ from sandbox_gym.api import Live, SandboxSpec, Taken
 from sandbox_gym.channel import Channel, GuestError
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.images import store
+from sandbox_gym.network import Allow, NetworkRecord
 
 from . import exchange, fingerprint, protocol, registry
 
@@ -121,6 +122,7 @@ class NativeBackend:
         names: Sequence[str | None],
         timeout: float,
         replace: Live | None = None,
+        network: Allow | Literal["same"] | None = "same",
         budgeted: bool = True,
     ) -> list[Live]:
         made: list[Live] = []
@@ -130,6 +132,8 @@ class NativeBackend:
                 request = {"op": "restore", "snapshot": snapshot_id, "names": batch, "timeout": timeout}
                 request["replace"] = replace.id if replace is not None else None
                 request["budgeted"] = budgeted
+                if network != "same":
+                    request["network"] = network.to_json() if network is not None else None
                 made += _lives(*self._ask(request, timeout))
         except BaseException:
             for live in made:
@@ -173,6 +177,17 @@ class NativeBackend:
 
     def usage(self, node_id: str) -> dict[str, int]:
         return self._ask({"op": "usage", "id": node_id}, 30.0)[0]
+
+    def network_log(self, live: Live) -> builtins.list[NetworkRecord]:
+        found: builtins.list[NetworkRecord] = []
+        after, more = 0, True
+        while more:
+            page, _ = self._ask({"op": "records", "id": live.id, "after": after}, 30.0)
+            for row in page["records"]:
+                after = row.pop("n")
+                found.append(NetworkRecord(**row))
+            more = page["more"]
+        return found
 
     def list(self) -> list[dict[str, Any]]:
         with self._connection(30.0) as sock:

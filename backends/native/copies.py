@@ -8,15 +8,18 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from sandbox_gym.api import Limits
 from sandbox_gym.errors import SnapshotError
 from sandbox_gym.guest import syscalls, wire
 from sandbox_gym.guest.wire import HEADER, Op, Status
+from sandbox_gym.network import Allow
 
 from . import disk, overlay
+from .gateway import Gateway
 from .images import Image, Imager
-from .network import socket_pair
+from .network import changed_variables, end_connections, socket_pair, variables
 from .node import Family, Node
 from .rootfs import WORKSPACE
 from .spares import Parts, Spares, Userns
@@ -43,8 +46,9 @@ class Expected:
 class Maker:
     """Puts a guest's parts together and starts it: from nothing, or as a copy."""
 
-    def __init__(self, spares: Spares, userns: Userns, imager: Imager) -> None:
+    def __init__(self, spares: Spares, userns: Userns, imager: Imager, gateway: Gateway) -> None:
         self.spares = spares
+        self.gateway = gateway
         self._imager = imager
         self._userns = userns  # of first guests
         self._hot: Node | None = None  # the snapshot restored last, when it was not for the first time
@@ -53,7 +57,7 @@ class Maker:
 
     def first(self, family: Family, name: str | None) -> Node:
         """Starts a family's first guest. Raises OSError."""
-        node, parts, root = self._assemble(family, None, name)
+        node, parts, root = self._assemble(family, None, name, family.spec.network)
         attached = attach(family)
         spec, rootfs = family.spec, family.rootfs
         order = Order(
@@ -65,7 +69,7 @@ class Maker:
             parts.theirs.fileno(),
             rootfs.python,
             rootfs.path,
-            dict(spec.env),
+            {**variables(spec.network), **spec.env},
             spec.workdir or WORKSPACE,
             "sandbox",
         )
@@ -78,15 +82,17 @@ class Maker:
             _close(parts, root, attached)
         return node
 
-    def copy(self, source: Node, name: str | None) -> Node:
-        """Asks a guest to clone itself. Raises OSError, CopyFailed."""
+    def copy(self, source: Node, name: str | None, allow: Allow | None) -> Node:
+        """Asks a guest to clone itself. Raises OSError, CopyFailed, BackendUnavailable."""
         source.freeze_disk()
         self._hot = source if source.copied else None
         source.copied = True
-        node, parts, root = self._assemble(source.family, source, name)
+        node, parts, root = self._assemble(source.family, source, name, allow)
         attached = attach(source.family)
         joins = parts.group.join_fds
-        meta, _ = wire.encode({"joins": len(joins), "attach": [target for _, target in attached]})
+        meta, _ = wire.encode(
+            {"joins": len(joins), "attach": [target for _, target in attached], **_told(source, allow)}
+        )
         fds = [parts.theirs.fileno(), root, parts.netns_fd, *joins, *(fd for fd, _ in attached)]
         try:
             wire.send(source.control, Op.CLONE, 0, 0, meta, fds=fds)
@@ -97,23 +103,41 @@ class Maker:
             _close(parts, root, attached)
         return node
 
-    def restore(self, image: Image, name: str | None, timeout: float, done: Callable[[str], None]) -> Node:
+    def restore(
+        self,
+        image: Image,
+        name: str | None,
+        allow: Allow | None,
+        timeout: float,
+        done: Callable[[str], None],
+    ) -> Node:
         """Has criu make a sandbox from an image; `done` hears "" when it runs, else why not. Raises OSError."""
-        node, parts, root = self._assemble(image.family, image, name)
+        node, parts, root = self._assemble(image.family, image, name, None)
+        node.network = allow
         limits = image.family.spec.limits
         node.group.set_pids(limits, 1 + _CRIU_PIDS)
+
+        def connect(pid: int) -> None:
+            if allow is not None and node.control.fileno() >= 0:  # it is still wanted
+                netns = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    node.outlet = self.gateway.open(netns, allow)
+                finally:
+                    os.close(netns)
 
         def restored(pid: int, reason: str) -> None:
             node.group.set_pids(limits, 1)
             if pid and node.control.fileno() >= 0:
                 try:
-                    _take_over(node, pid)
+                    _take_over(node, pid, _told(image, allow))
+                    if image.outside:
+                        end_connections(pid, image.outside)
                 except OSError as error:
                     reason = f"it ended at once ({error.strerror})"
             done(reason)
 
         try:
-            self._imager.restore(image, parts, root, timeout, restored, node.kill)
+            self._imager.restore(image, parts, root, timeout, connect, restored, node.kill)
         except BaseException:
             self.discard(node)
             raise
@@ -144,7 +168,7 @@ class Maker:
             self._hot = None
 
     def _assemble(
-        self, family: Family, source: Node | Image | None, name: str | None
+        self, family: Family, source: Node | Image | None, name: str | None, allow: Allow | None
     ) -> tuple[Node, Parts, int]:
         if self._prepared is not None and self._prepared[0] is source:
             _, parts, root = self._prepared
@@ -171,6 +195,14 @@ class Maker:
             layer.hold()
         if isinstance(source, Node):
             source.children.add(node)
+        node.network = allow
+        if allow is not None:
+            try:
+                node.outlet = self.gateway.open(parts.netns_fd, allow)
+            except BaseException:
+                self.discard(node)
+                _close(parts, root, [])
+                raise
         return node, parts, root
 
     def _mount(self, family: Family, source: Node | Image | None) -> tuple[Parts, int]:
@@ -252,7 +284,13 @@ def read_refusal(source: Node) -> str:
     return str(info.get("message", "")) if isinstance(info, dict) else "it broke the protocol"
 
 
-def _take_over(node: Node, pid: int) -> None:
+def _told(source: Node | Image, allow: Allow | None) -> dict[str, Any]:
+    """What a copy hears of its network, where that is closed or opened."""
+    changed = changed_variables(source.network, allow)
+    return {"variables": changed} if changed else {}
+
+
+def _take_over(node: Node, pid: int, told: dict[str, Any]) -> None:
     """A guest that criu has made goes on over a socket from its own network namespace, where the next dump finds it."""
     node.arrived(pid)
     node.userns = Userns(os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC))
@@ -260,7 +298,7 @@ def _take_over(node: Node, pid: int) -> None:
     node.control, theirs = socket_pair(pid)
     with before, theirs:
         node.control_inode = os.fstat(theirs.fileno()).st_ino
-        wire.send(before, Op.ADOPT, 0, 0, b"", fds=[theirs.fileno()])
+        wire.send(before, Op.ADOPT, 0, 0, wire.encode(told)[0], fds=[theirs.fileno()])
 
 
 def _close(parts: Parts, root: int, attached: list[tuple[int, str]]) -> None:

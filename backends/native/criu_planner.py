@@ -170,9 +170,10 @@ class _Looker:
             return
 
     def look_at_ends(self) -> None:
-        """A connection of which this sandbox has one end only."""
+        """A connection of which this sandbox has one end only. Those to the proxy go on here, and end in copies."""
+        outside = self._node.outlet.addresses() if self._node.outlet is not None else set()
         for (own, peer), (state, holder) in self._ends.items():
-            if state == _ESTABLISHED and (peer, own) not in self._ends:
+            if state == _ESTABLISHED and (peer, own) not in self._ends and peer not in outside:
                 raise _Refused(f"{holder} is a connection whose other end no process of the sandbox holds")
 
     # ---- processes ------------------------------------------------------------------------------------------------

@@ -12,19 +12,20 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sandbox_gym.errors import SandboxError
 from sandbox_gym.guest import syscalls
+from sandbox_gym.network import Allow
 
 from . import lazy, rpc, watches
 from .criu_planner import Sight
 from .disk import Layer, Store
 from .jobs import Jobs
-from .network import bring_loopback_up
+from .network import Connection, connections, inside_that_of
 from .node import Family, Node
 from .spares import Parts
 from .swrk import CONTROL_FD, ROOT, RUN, Task, Workplace
@@ -47,6 +48,8 @@ class Image:
     handles: int = 0
     restoring: int = 0
     created: float = field(default_factory=time.time)
+    network: Allow | None = None  # see `Node`; of one that was loaded, none
+    outside: Sequence[Connection] = ()  # that its copies don't have
     loaded: bool = False  # from an archive: its layers stay apart, to be stored once wherever they are used
     depth: int = -1  # its copies are no deeper than a first guest
 
@@ -153,7 +156,7 @@ class Imager:
         done: Callable[[Image | None, str], None],
     ) -> None:
         folder = self._make_folder()
-        image = Image(image_id, node.family, (), folder, node.control_inode, 0)
+        image = Image(image_id, node.family, (), folder, node.control_inode, 0, network=node.network)
         mounts = [f"mnt[{target}]:{key}" for key, _, target in _externals(node.family)]
         options: dict[str, rpc.Value] = {
             "pid": node.pid,
@@ -165,6 +168,8 @@ class Imager:
         def stage(script: str, pid: int, log: Path) -> None:
             if script == "post-dump":  # the tree still stands still
                 _check_losses(log)
+                if node.outlet is not None:
+                    image.outside = connections(node.pid, node.outlet.ends())
                 image.layers = (self.store.clone(node.layer), *node.below)
                 for layer in node.below:
                     layer.hold()
@@ -197,11 +202,13 @@ class Imager:
         parts: Parts,
         root: int,
         timeout: float,
+        connect: Callable[[int], None],
         done: Callable[[int, str], None],
         lost: Callable[[str], object] | None = None,
     ) -> None:
-        """Makes the tree again, on another disk and under other limits. `done` hears the pid of its first process, or 0
-        and the reason; `lost`, later, why it can't go on, should its memory not come any more.
+        """Makes the tree again, on another disk and under other limits. `connect` hears its first process, once that
+        has a network namespace, and before there are sockets in it. `done` hears that process, or 0 and the reason;
+        `lost`, later, why it can't go on, should its memory not come any more.
 
         Raises BackendUnavailable, OSError.
         """
@@ -229,9 +236,14 @@ class Imager:
                 self._lazily = None
             done(pid, reason)
 
+        def set_up(script: str, pid: int, log: Path) -> None:
+            if script == "setup-namespaces":  # before sockets are made: connections on loopback need it
+                inside_that_of(pid, syscalls.loopback_up)
+                connect(pid)
+
         begin, options = _putting_in_place(image, parts, root), _restoring(image, lazily is not None)
         task = Task(
-            rpc.RESTORE, image.folder, options, timeout, _set_up, ended, begin=begin, environment=lazily
+            rpc.RESTORE, image.folder, options, timeout, set_up, ended, begin=begin, environment=lazily
         )
         try:
             abandon = self._workplace.start(task, start_pager)
@@ -302,11 +314,6 @@ def _putting_in_place(image: Image, parts: Parts, root: int) -> Callable[[], Non
         os.set_inheritable(CONTROL_FD, True)
 
     return begin
-
-
-def _set_up(script: str, pid: int, log: Path) -> None:
-    if script == "setup-namespaces":  # before sockets are made: connections on loopback need it
-        bring_loopback_up(pid)
 
 
 def _may_be_lazy(image: Image) -> bool:

@@ -25,6 +25,7 @@ from sandbox_gym.guest import syscalls
 
 from . import cgroups, criu, disk, registry
 from .copies import Maker
+from .gateway import Gateway
 from .images import Imager
 from .jobs import Jobs
 from .loop import Loop
@@ -124,7 +125,7 @@ def _supervise(
         unenforced = [name for name, c in cgroups.LIMITS.items() if c not in hierarchy.roots]
         jobs = Jobs(Loop())
         imager = Imager(jobs, folder, store)
-        maker = Maker(Spares(store, groups, first), userns, imager)
+        maker = Maker(Spares(store, groups, first), userns, imager, Gateway(jobs))
         supervisor = Supervisor(
             folder, jobs, maker, imager, userns.fd, privileged=privileged, cap=cap, unenforced=unenforced
         )

@@ -1,39 +1,245 @@
-"""What the supervisor does in a guest's network namespace: it enters, acts, and comes back."""
+"""What the supervisor does in a guest's network namespace: a thread of its own enters, acts, and ends."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import hashlib
+import ipaddress
 import os
 import socket
-from collections.abc import Iterator
+import struct
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from sandbox_gym.guest import syscalls
+from sandbox_gym.network import Allow, as_address
+
+T = TypeVar("T")
+End = tuple[str, int]
+Connection = tuple[str, str, str]  # which of _FAMILIES, own end and peer's as the kernel writes them
+PROXY_PORT = 3128
+_BACKLOG = 64
+_VARIABLES = {
+    name: value
+    for key, value in {
+        **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), f"http://127.0.0.1:{PROXY_PORT}"),
+        "no_proxy": "localhost,127.0.0.1,::1",
+    }.items()
+    for name in (key, key.upper())
+}
+_NLMSG = struct.Struct("IHHII")
+_RTM_NEWADDR, _SOCK_DESTROY, _NLMSG_ERROR = 20, 21, 2
+_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_CREATE = 1, 4, 0x400
+_NETLINK_SOCK_DIAG = 4
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_F_NODAD = 1, 2, 2
+_LISTEN, _TIME_WAIT = 10, 6
+_FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6}
 
 
-@contextlib.contextmanager
-def network_of(pid: int) -> Iterator[None]:
-    """This process is in the network namespace of `pid` for a while. Raises OSError."""
-    own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+def inside(netns_fd: int, action: Callable[[], T]) -> T:
+    """What `action` returns, or raises, in that network namespace. A thread goes in and never has to come out: where an
+    ordinary user's supervisor is from, it may not enter again.
+    """
+    made: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            syscalls.setns(netns_fd, syscalls.CLONE_NEWNET)
+            made.append(action())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+def inside_that_of(pid: int, action: Callable[[], T]) -> T:
+    """The same, in the network namespace of a process."""
+    theirs = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        theirs = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            syscalls.setns(theirs, syscalls.CLONE_NEWNET)
-        finally:
-            os.close(theirs)
-        try:
-            yield
-        finally:
-            syscalls.setns(own, syscalls.CLONE_NEWNET)
+        return inside(theirs, action)
     finally:
-        os.close(own)
-
-
-def bring_loopback_up(pid: int) -> None:
-    with network_of(pid):
-        syscalls.loopback_up()
+        os.close(theirs)
 
 
 def socket_pair(pid: int) -> tuple[socket.socket, socket.socket]:
     """A pair of stream sockets that criu finds where it looks for those of `pid`."""
-    with network_of(pid):
-        return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return inside_that_of(pid, lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+
+
+def variables(allow: Allow | None) -> dict[str, str]:
+    """The environment variables of a guest that tell programs of the proxy."""
+    return _VARIABLES if allow is not None else {}
+
+
+def changed_variables(before: Allow | None, now: Allow | None) -> dict[str, str | None]:
+    """What differs where a copy's network is opened or closed; None: it goes."""
+    if (before is None) == (now is None):
+        return {}
+    return {**_VARIABLES} if now is not None else dict.fromkeys(_VARIABLES)
+
+
+# ---- listening sockets ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A socket that lies in a guest's network namespace and is served outside. `kind`: "proxy", "dns" or "tcp";
+    `rule`: of the latter, which of the rules it stands for.
+    """
+
+    kind: str
+    rule: int
+    port: int
+    sock: socket.socket
+
+
+def listen(allow: Allow) -> list[Listener]:
+    """In a guest's namespace: the proxy, the name server, and an address of its own for each rule. Raises OSError."""
+    made: list[Listener] = []
+    taken: set[tuple[str, int]] = set()
+    try:
+        made.append(Listener("proxy", -1, PROXY_PORT, _listening("127.0.0.1", PROXY_PORT)))
+        names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        made.append(Listener("dns", -1, 53, names))
+        names.setblocking(False)
+        names.bind(("127.0.0.1", 53))
+        for index, (rule, address) in enumerate(zip(allow.rules, stand_ins(allow))):
+            if not ipaddress.ip_address(address).is_loopback:
+                try:
+                    _add_address(address)
+                except OSError as error:
+                    if error.errno != errno.EEXIST:
+                        raise
+            for port in rule.ports:
+                if (address, port) not in taken:
+                    taken.add((address, port))
+                    made.append(Listener("tcp", index, port, _listening(address, port)))
+    except BaseException:
+        for listener in made:
+            listener.sock.close()
+        raise
+    return made
+
+
+def stand_ins(allow: Allow) -> list[str]:
+    """The address that each rule's host has inside: its own, or for a name one of 127.64.0.0/10, the same in all
+    sandboxes, since copies may remember it.
+    """
+    taken: dict[str, str] = {}  # by host
+    for rule in allow.rules:
+        number = int.from_bytes(hashlib.sha256(rule.host.encode()).digest()[:4], "big") >> 10
+        address = rule.host if as_address(rule.host) else _of_range(number)
+        while address in taken.values() and taken.get(rule.host) != address:
+            number += 1
+            address = _of_range(number)
+        taken[rule.host] = address
+    return [taken[rule.host] for rule in allow.rules]
+
+
+def _of_range(number: int) -> str:
+    return str(ipaddress.IPv4Address((127 << 24) | (1 << 22) | number % (1 << 22)))
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind((address, port))
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"listening on {address}:{port} inside: {error.strerror}") from None
+    return sock
+
+
+def _add_address(text: str) -> None:
+    """To `lo` (rtnetlink(7), RTM_NEWADDR)."""
+    address = ipaddress.ip_address(text)
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    body = struct.pack("BBBBI", family, address.max_prefixlen, _IFA_F_NODAD, 0, socket.if_nametoindex("lo"))
+    for kind in (_IFA_LOCAL, _IFA_ADDRESS):
+        body += struct.pack("HH", 4 + len(address.packed), kind) + address.packed
+    _ask(socket.NETLINK_ROUTE, _RTM_NEWADDR, _NLM_F_CREATE, body)
+
+
+# ---- connections ----------------------------------------------------------------------------------------------------
+
+
+def connections(pid: int, outside: Collection[End]) -> list[Connection]:
+    """Those of TCP in the network namespace of `pid` that lead to one of these, while it stands still."""
+    return [
+        (table, own, peer)
+        for table in _FAMILIES
+        for own, peer, state in _rows(pid, table)
+        if state not in (_LISTEN, _TIME_WAIT) and _readable(peer) in outside
+    ]
+
+
+def end_connections(pid: int, those: Sequence[Connection]) -> None:
+    """Ends them in another network namespace (sock_diag(7)): in a copy, nobody is at their other end. By now the kernel
+    may have ended them by itself, and the copy may have made others.
+    """
+
+    def end() -> None:
+        for table, own, peer in those:
+            _destroy(_FAMILIES[table], _packed(own), _packed(peer))
+
+    inside_that_of(pid, end)
+
+
+def _rows(pid: int, table: str) -> list[tuple[str, str, int]]:
+    """Own and peer's end of each socket, and its state (proc_net_tcp in the kernel's documentation)."""
+    try:
+        with open(f"/proc/{pid}/net/{table}") as file:
+            rows = [line.split() for line in file.readlines()[1:]]
+    except FileNotFoundError:  # a kernel without IPv6
+        return []
+    return [(row[1], row[2], int(row[3], 16)) for row in rows]
+
+
+def _packed(text: str) -> tuple[bytes, int]:
+    words, _, port = text.partition(":")  # 32 bits each, in this machine's order
+    address = b"".join(struct.pack("=I", int(words[i : i + 8], 16)) for i in range(0, len(words), 8))
+    return address, int(port, 16)
+
+
+def _readable(text: str) -> End:
+    packed, port = _packed(text)
+    address = ipaddress.ip_address(packed)
+    inner = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(inner or address), port
+
+
+def _destroy(family: int, own: tuple[bytes, int], peer: tuple[bytes, int]) -> None:
+    """struct inet_diag_req_v2, with no cookie: whichever has these addresses."""
+    ends = struct.pack("!HH", own[1], peer[1]) + own[0].ljust(16, b"\0") + peer[0].ljust(16, b"\0")
+    which = struct.pack("BBBxI", family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + ends
+    try:
+        _ask(_NETLINK_SOCK_DIAG, _SOCK_DESTROY, 0, which + struct.pack("III", 0, 0xFFFFFFFF, 0xFFFFFFFF))
+    except FileNotFoundError:  # it has ended
+        pass
+
+
+def _ask(protocol: int, kind: int, flags: int, body: bytes) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as sock:
+        sock.settimeout(5.0)
+        sock.send(
+            _NLMSG.pack(_NLMSG.size + len(body), kind, _NLM_F_REQUEST | _NLM_F_ACK | flags, 1, 0) + body
+        )
+        answer = sock.recv(4096)
+    number = (
+        -struct.unpack_from("i", answer, _NLMSG.size)[0]
+        if _NLMSG.unpack_from(answer)[1] == _NLMSG_ERROR
+        else 0
+    )
+    if number:
+        raise OSError(number, f"netlink request {kind}: {os.strerror(number)}")

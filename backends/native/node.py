@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox_gym.api import SandboxSpec
+from sandbox_gym.network import Allow
 
 from .cgroups import Group
 from .disk import Layer
+from .gateway import Outlet
 from .overlay import Base
 from .rootfs import Rootfs
 from .spares import Userns
@@ -58,6 +60,8 @@ class Node:
     dies_at: float | None = None  # monotonic
     origin: str | None = None  # the snapshot that this sandbox came from
     reason: str = ""  # why it was killed, when it was
+    network: Allow | None = None  # what it, and what is restored from it, may reach
+    outlet: Outlet | None = None
     on_exit: list[Callable[[], object]] = field(default_factory=list)
     _disk_frozen: bool = False
 
@@ -108,11 +112,17 @@ class Node:
 
     def close(self) -> None:
         """Gives up its descriptors. Idempotent."""
+        self.close_network()
         self.control.close()
         for fd in (self.pidfd, self.disk_fd):
             if fd >= 0:
                 os.close(fd)
         self.pidfd = self.disk_fd = -1
+
+    def close_network(self) -> None:
+        """It reaches nothing any more."""
+        if self.outlet is not None:
+            self.outlet.close()
 
     def kill(self, reason: str) -> None:
         self.reason = self.reason or reason

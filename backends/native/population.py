@@ -141,6 +141,7 @@ class Population:
     def become_snapshot(self, node: Node) -> dict[str, Any]:
         """The sandbox itself is the snapshot from now on: `id`, `engine`, `why`, `depth_left`."""
         node.frozen, node.handles, node.dies_at = True, 1, None
+        node.close_network()
         node.id = node.name = secrets.token_hex(6)
         self.snapshots[node.id] = node
         why = "one single-threaded process with nothing shared"
@@ -149,6 +150,8 @@ class Population:
     def succeed(self, node: Node, heir: Node) -> None:
         """The heir is the sandbox from now on."""
         heir.dies_at, heir.created = node.dies_at, node.created
+        if heir.outlet is not None:
+            heir.outlet.inherit(node.outlet)
         self.sandboxes.pop(node.id, None)
         self.admit(heir, node.id, node.name, node.origin)
 
@@ -159,6 +162,8 @@ class Population:
         name = heir.name
         if old is not None:
             heir.created, heir.dies_at, name = old.created, old.dies_at, old.name
+            if heir.outlet is not None:
+                heir.outlet.inherit(old.outlet)
             old.kill("a snapshot was restored in its place")
         self.admit(heir, sandbox_id, name, heir.origin)
 

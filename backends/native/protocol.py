@@ -9,6 +9,7 @@ import socket
 from typing import Any
 
 from sandbox_gym.api import Limits, Mount, SandboxSpec
+from sandbox_gym.network import Allow
 
 _MAX_MESSAGE = 1 << 16  # a larger buffer would be mapped and unmapped by malloc for each message
 
@@ -39,6 +40,7 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def spec_to_json(spec: SandboxSpec) -> dict[str, Any]:
     fields = dataclasses.asdict(spec)
+    fields["network"] = spec.network.to_json() if spec.network is not None else None
     fields["limits"]["explicit"] = sorted(spec.limits.explicit)
     return fields
 
@@ -46,4 +48,5 @@ def spec_to_json(spec: SandboxSpec) -> dict[str, Any]:
 def spec_from_json(fields: dict[str, Any]) -> SandboxSpec:
     limits = dict(fields["limits"], explicit=frozenset(fields["limits"]["explicit"]))
     mounts = tuple(Mount(**mount) for mount in fields["mounts"])
-    return SandboxSpec(**{**fields, "limits": Limits(**limits), "mounts": mounts})
+    network = Allow.from_json(fields["network"]) if fields.get("network") else None
+    return SandboxSpec(**{**fields, "limits": Limits(**limits), "mounts": mounts, "network": network})

@@ -7,6 +7,7 @@ from typing import Any
 
 from sandbox_gym.errors import BackendUnavailable, BudgetExceeded, LimitExceeded, SandboxError
 
+from .gateway import Gateway
 from .population import Population
 from .spares import Spares
 
@@ -18,8 +19,9 @@ _WHAT_HELPS = {
 
 
 class Room:
-    def __init__(self, guests: Population, spares: Spares, cap: int) -> None:
+    def __init__(self, guests: Population, spares: Spares, gateway: Gateway, cap: int) -> None:
         self._guests = guests
+        self._gateway = gateway
         self._cap = cap
         self._measures = {"memory": spares.groups.resident_bytes, "disk": spares.store.total_bytes}
         self._budget: dict[str, int] = {}
@@ -66,7 +68,8 @@ class Room:
         """Every guest, snapshots included, holds some; without a check the first to fail would be anyone's."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         guests = len(self._guests.loop)  # a little more than they are
-        if (guests + more) * _DESCRIPTORS_EACH + _DESCRIPTORS_KEPT > most:
+        kept = _DESCRIPTORS_KEPT + self._gateway.descriptors
+        if (guests + more) * _DESCRIPTORS_EACH + kept > most:
             raise LimitExceeded(
                 f"{guests} sandboxes and snapshots live here and {more} more would need more open files than the "
                 f"{most} allowed: delete snapshots, or raise the hard limit (ulimit -Hn)"

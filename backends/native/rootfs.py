@@ -56,6 +56,7 @@ _FOLDERS = {"tmp": 0o1777, "var/tmp": 0o1777, "run": 0o755, "home": 0o755, "root
 _EMPTY = ("proc", "sys", "mnt", "opt", "srv", "media", "dev/pts", "var/lib", "var/cache", "var/log")
 _PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
 _HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
+_RESOLVER = "nameserver 127.0.0.1\n"  # there, if anywhere: see `proxy`
 _GROUP = "root:x:0:\nnogroup:x:65534:\n"
 
 
@@ -237,6 +238,8 @@ def _fill(root: Path, privileged: bool, rootfs: Rootfs, *, from_host: bool) -> N
     _devices(root / "dev", privileged, rootfs)
     if from_host:
         _etc(root / "etc")
+    (root / "etc").mkdir(exist_ok=True)
+    (root / "etc/resolv.conf").write_text(_RESOLVER)
     package = root / GUEST_FOLDER.lstrip("/") / "sandbox_gym_guest"
     package.mkdir(parents=True)
     for source in Path(syscalls.__file__).parent.glob("*.py"):
@@ -259,7 +262,6 @@ def _etc(etc: Path) -> None:
     (etc / "group").write_text(_GROUP)
     (etc / "hosts").write_text(_HOSTS)
     (etc / "hostname").write_text("sandbox\n")
-    (etc / "resolv.conf").write_text("")
     for path in _CONFIG_FILES:
         target = etc.parent / path.lstrip("/")
         if os.path.isfile(path) and not target.exists():

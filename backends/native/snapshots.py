@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sandbox_gym.errors import BackendUnavailable, LimitExceeded, SandboxError, SnapshotError
+from sandbox_gym.network import Allow
 
 from . import criu, criu_planner, planner
 from .copies import CopyFailed, Expected, Maker, deadline_in
@@ -73,7 +74,7 @@ class Snapshots:
             return
         self._room.check_descriptors(1)
         try:
-            heir = self._maker.copy(node, node.name)
+            heir = self._maker.copy(node, node.name, node.network)
         except BaseException:
             node.thaw_disk()
             raise
@@ -151,7 +152,7 @@ class Snapshots:
         def flattened(image: Image, reason: str) -> None:
             try:
                 if not reason:
-                    self._restore_image(image, node.name, timeout, restored)
+                    self._restore_image(image, node.name, node.network, timeout, restored)
                     return
             except (OSError, SandboxError) as error:
                 reason = str(error)
@@ -185,6 +186,9 @@ class Snapshots:
         replaced, timeout = request["replace"], request["timeout"]
         self._room.check_budget(request)
         self._room.check(request["names"], replaced=replaced)
+        allow = source.network
+        if "network" in request:
+            allow = Allow.from_json(request["network"]) if request["network"] else None
         order: list[Node] = []
         made: list[Node] = []
         waiting = 0
@@ -209,27 +213,31 @@ class Snapshots:
 
         try:
             for name in request["names"]:
-                order.append(self._start(source, name, timeout, done))
+                order.append(self._start(source, name, allow, timeout, done))
                 waiting += 1
         except (OSError, CopyFailed, SandboxError) as error:  # those that were begun answer for all
             failures.append(str(error))
         if not waiting:
             raise SnapshotError(f"snapshot {source.id}: {failures[0]}")
 
-    def _start(self, source: Node | Image, name: str | None, timeout: float, done: Any) -> Node:
+    def _start(
+        self, source: Node | Image, name: str | None, allow: Allow | None, timeout: float, done: Any
+    ) -> Node:
         if isinstance(source, Image):
-            return self._restore_image(source, name, timeout, done)
-        node = self._maker.copy(source, name)
+            return self._restore_image(source, name, allow, timeout, done)
+        node = self._maker.copy(source, name, allow)
         self._guests.expect(Expected(node, source, done, deadline_in(timeout)))
         return node
 
-    def _restore_image(self, image: Image, name: str | None, timeout: float, done: Any) -> Node:
+    def _restore_image(
+        self, image: Image, name: str | None, allow: Allow | None, timeout: float, done: Any
+    ) -> Node:
         def restored(reason: str) -> None:
             image.drop_unneeded()
             if expected in self._guests.expected:
                 self._guests.arrive(expected, CopyFailed(reason) if reason else None)
 
-        node = self._maker.restore(image, name, timeout, restored)
+        node = self._maker.restore(image, name, allow, timeout, restored)
         expected = Expected(node, None, done, deadline_in(timeout + _MARGIN))
         self._guests.expect(expected, announces=False)
         return node

@@ -55,6 +55,10 @@ class Socket:
             return 0
 
 
+def own_address(sock: socket.socket) -> bytes:
+    return _address(sock, "getsockname")
+
+
 def _address(sock: socket.socket, call: str) -> bytes:
     """Family, port and address of a socket; IPv4 and the IPv6 addresses that stand for it alike."""
     block, size = ctypes.create_string_buffer(128), ctypes.c_uint32(128)

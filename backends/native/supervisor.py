@@ -54,7 +54,7 @@ class Supervisor:
         self._families: dict[str, tuple[rootfs.Rootfs, Any]] = {}
         self.loop = jobs.loop
         self._guests = Population(jobs, maker)
-        self._room = Room(self._guests, maker.spares, cap)
+        self._room = Room(self._guests, maker.spares, maker.gateway, cap)
         stacks = Stacks(jobs, maker.spares.store)
         self._snapshots = Snapshots(self._guests, maker, imager, stacks, self._room)
         self._transport = Transport(self._guests, jobs, maker.spares.store, folder / "disk")
@@ -171,6 +171,13 @@ class Supervisor:
         if node is None:
             raise SandboxError(f"no sandbox or snapshot {request['id']}")
         reply({**node.usage(), "disk_bytes": node.disk_bytes()})
+
+    def _do_records(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
+        outlet = self._guests.get(request["id"]).outlet
+        if outlet is None:
+            reply({"records": [], "more": False})
+        else:
+            outlet.records(request["after"], reply)
 
     def _do_list(self, request: dict[str, Any], reply: Callable[..., bool]) -> None:
         rows = [node.row() for node in (*self._guests.sandboxes.values(), *self._guests.snapshots.values())]

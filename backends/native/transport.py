@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,11 @@ class Transport:
         """What else an image is, beside its `parts`. Raises SnapshotError for what is no image."""
         image = self._image(snapshot_id)
         return {
-            "spec": protocol.spec_to_json(image.family.spec),
+            # Closed: an archive's word opens nothing of another machine's.
+            "spec": protocol.spec_to_json(replace(image.family.spec, network=None)),
             "control_inode": image.control_inode,
             "memory_bytes": image.memory_bytes,
+            "outside": list(image.outside),
             "attached": [target for _, target in image.family.base.attached],
             "parts": len(_parts(image)),
         }
@@ -136,6 +139,7 @@ class Transport:
         folder.mkdir()
         inode, memory = int(request["control_inode"]), int(request["memory_bytes"])
         image = Image(secrets.token_hex(6), family, (), folder, inode, memory, loaded=True)
+        image.outside = [(str(a), str(b), str(c)) for a, b, c in request.get("outside", [])]
         try:
             above = 0
             for count in reversed(files):  # the oldest first: their inode numbers rise

@@ -47,6 +47,7 @@ class Agent:
             elif frame.op == Op.CLONE:
                 self._clone(frame)
             elif frame.op == Op.ADOPT:
+                copying.take_variables(frame)
                 self.connection.replace(socket.socket(fileno=frame.fds[0]))
             elif frame.op == Op.PING:
                 self.connection.send(Op.PING, Status.OK, frame.seq, frame.meta, frame.data)
