@@ -183,15 +183,20 @@ def test_a_sandbox_is_killed(pristine: Snapshot, echo: str) -> None:
     with Sandbox.restore(pristine, network=Allow(services={"db:5432": echo})) as other:
         assert other.network_log() == []  # the proxy has heard of it
         (pid,) = proxies()
-        supervisors, mine = len(links(supervisor())), len(links(pid))
+
+        def listening() -> int:
+            """Sockets that supervisor and proxy have both: the proxy's, the name server's, and one for the rule."""
+            return sum(link.startswith("socket:") for link in set(links(pid)) & set(links(supervisor())))
+
+        until(lambda: listening() == 3)
+        mine = len(links(pid))
         box = Sandbox.restore(pristine, network=Allow(services={"db:5432": echo}))
         do(box, "held = [socket.create_connection(('db', 5432), timeout=5) for _ in range(20)]")
-        until(lambda: len(links(pid)) >= mine + 40)
+        until(lambda: listening() == 6 and len(links(pid)) >= mine + 40)
         box.terminate()
         with pytest.raises(SandboxDied):
             box.network_log()
-        until(lambda: len(links(pid)) <= mine)  # less, where others were still ending
-        until(lambda: len(links(supervisor())) <= supervisors + 8)  # parts that were made ahead meanwhile
+        until(lambda: listening() == 3 and len(links(pid)) <= mine)  # less, where others were still ending
 
 
 def test_the_proxy_is_killed_again_and_again(client: Callable[..., Any], web: str) -> None:
