@@ -30,6 +30,9 @@ class Jobs:
         self.loop = loop
         self._jobs: dict[int, Job] = {}
 
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._jobs
+
     def start(self, body: Callable[[], object], timeout: float, done: Callable[[int], None]) -> None:
         """Runs `body` in a forked process that leads a session of its own; it may exec. Raises OSError."""
         pid = os.fork()

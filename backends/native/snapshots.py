@@ -17,6 +17,7 @@ from sandbox_gym.network import Allow
 from . import criu, criu_planner, planner
 from .copies import CopyFailed, Expected, Maker, deadline_in
 from .images import Image, Imager
+from .jobs import Jobs
 from .node import Node
 from .population import MAX_DEPTH, Population
 from .room import Room
@@ -28,7 +29,10 @@ _MARGIN = 5.0  # seconds that a job's own deadline comes before that of the gues
 
 
 class Snapshots:
-    def __init__(self, guests: Population, maker: Maker, imager: Imager, stacks: Stacks, room: Room) -> None:
+    def __init__(
+        self, jobs: Jobs, guests: Population, maker: Maker, imager: Imager, stacks: Stacks, room: Room
+    ) -> None:
+        self._jobs = jobs
         self._guests = guests
         self._maker = maker
         self._imager = imager
@@ -48,7 +52,8 @@ class Snapshots:
         refusal = planner.refusal(
             node.pid,
             node.control_inode,
-            node.group.members(),
+            # The criu that has made it may just be ending there.
+            [pid for pid in node.group.members() if pid not in self._jobs],
             [target for _, target in node.family.base.attached],
         )
         refusal = refusal or request["obstacle"]

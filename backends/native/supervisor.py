@@ -56,7 +56,7 @@ class Supervisor:
         self._guests = Population(jobs, maker)
         self._room = Room(self._guests, maker.spares, maker.gateway, cap)
         stacks = Stacks(jobs, maker.spares.store)
-        self._snapshots = Snapshots(self._guests, maker, imager, stacks, self._room)
+        self._snapshots = Snapshots(jobs, self._guests, maker, imager, stacks, self._room)
         self._transport = Transport(self._guests, jobs, maker.spares.store, folder / "disk")
 
     def run(self) -> None:
