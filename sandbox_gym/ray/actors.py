@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,9 +45,12 @@ def start(
 
 
 def end(actors: Sequence[Any]) -> None:
-    """Ends their processes, and with these all that they hold. Idempotent."""
+    """Ends their processes, and with these all that they hold. Idempotent. Those of a Ray before are gone."""
+    if not ray.is_initialized():  # else this would start another Ray
+        return
     for actor in actors:
-        ray.kill(actor)
+        with contextlib.suppress(ray.exceptions.ActorHandleNotFoundError):  # of a Ray before this one
+            ray.kill(actor)
 
 
 def get(refs: Any, timeout: float, what: str) -> Any:
@@ -56,6 +60,8 @@ def get(refs: Any, timeout: float, what: str) -> Any:
         SandboxTimeout: no answer within `timeout` seconds.
         SandboxDied: the actor, its node, or what it was to answer is gone.
     """
+    if not ray.is_initialized():  # else this would start another Ray
+        raise SandboxDied(f"{what}: Ray was shut down")
     try:
         return ray.get(refs, timeout=max(0.0, timeout))
     except ray.exceptions.GetTimeoutError:

@@ -144,6 +144,7 @@ class PolicyScorer:
             ValueError: they don't fit the module, which goes on as it was.
             SandboxTimeout, SandboxDied: as in `evaluate`.
         """
+        self._living()
         shared = ray.put({name: _on_cpu(value) for name, value in state_dict.items()})
         self._on_all("set_weights", shared, version)
 
@@ -178,12 +179,17 @@ class PolicyScorer:
     ) -> None:
         self.close()
 
-    def _next(self) -> Any:
-        replicas = self._replicas
+    def _living(self) -> list[Any]:
+        """Raises SandboxDied where there are none. (Ray, once shut down, would be started anew by a call.)"""
+        replicas = self._replicas if ray.is_initialized() else []
         if not replicas:
             raise SandboxDied(
                 "the policy scorer was closed, or its last actor died: make another PolicyScorer"
             )
+        return replicas
+
+    def _next(self) -> Any:
+        replicas = self._living()
         self._turn += 1
         return replicas[self._turn % len(replicas)]
 
@@ -196,7 +202,7 @@ class PolicyScorer:
     def _on_all(self, method: str, *args: Any) -> list[Any]:
         """The answers of all replicas that live."""
         deadline = actors.Deadline(self.timeout)
-        asked = [(replica, getattr(replica, method).remote(*args)) for replica in self._replicas]
+        asked = [(replica, getattr(replica, method).remote(*args)) for replica in self._living()]
         answers = []
         for replica, ref in asked:
             try:
@@ -204,7 +210,7 @@ class PolicyScorer:
             except SandboxDied:
                 self._lost(replica)
         if not answers:
-            self._next()
+            self._living()
         return answers
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -240,6 +243,44 @@ def test_replicas_that_die(cluster: Any) -> None:
                 gone.evaluate(observations(1))
             with pytest.raises(SandboxDied, match="make another PolicyScorer"):
                 gone.stats()
+
+
+AFTER_RAY = """
+import ray
+import torch
+from sandbox_gym.errors import SandboxDied
+from sandbox_gym.ray import PolicyScorer
+
+class Zeros(torch.nn.Module):
+    def forward(self, observations):
+        return torch.zeros(len(observations), 2), torch.zeros(len(observations))
+
+scorer = PolicyScorer(Zeros())
+scores = scorer.submit([[1.0]])
+ray.shutdown()
+for use in (scores.result, lambda: scorer.submit([[1.0]]), scorer.stats, lambda: scorer.set_weights({}, version=1)):
+    try:
+        use()
+    except SandboxDied:
+        continue
+    raise AssertionError(use)
+scorer.close()
+assert not ray.is_initialized()
+"""
+
+
+def test_after_ray_was_shut_down(cluster: Any) -> None:
+    """In a process of its own, since that of the tests stays connected. No call starts another Ray."""
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_RAY],
+        check=False,
+        env=environment,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_more_than_the_cluster_has(cluster: Any) -> None:
