@@ -48,6 +48,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+    closed = True  # as long as there are no lanes, which Gymnasium's __del__ would close
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
             step_timeout=step_timeout,
             reset_timeout=reset_timeout,
         )
+        self.closed = False
         self._all = list(range(num_envs))
         self._ended = np.zeros(num_envs, np.bool_)  # lanes whose episode is over and not reset yet
         self._struck: dict[int, int] = {}  # failures of lanes that have made no step since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from typing import Any
 
 from ray.rllib.algorithms.appo import APPO
@@ -18,6 +19,20 @@ _PAUSE = 0.1  # seconds between two looks
 
 class _Watched:
     """Restores env runners as RLlib does, then makes sure that there are some."""
+
+    def setup(self, config: Any) -> None:
+        """Raises SandboxError: the first env runner could not start."""
+        parent: Any = super()
+        try:
+            parent.setup(config)
+        except IndexError as error:
+            if traceback.extract_tb(error.__traceback__)[-1].name != "get_spaces":
+                raise
+            # RLlib has only logged what the env runner raised, and then asks it for its spaces.
+            raise SandboxError(
+                "the first env runner could not start: Ray logged above what it raised. With num_env_runners=0 it is "
+                "raised here"
+            ) from None
 
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
         """Called before each training step.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import ray
+from gymnasium.error import NameNotFound
 
 from sandbox_gym.backends import lookup
 from sandbox_gym.errors import SandboxDied, SandboxError
@@ -170,6 +171,13 @@ def test_what_always_fails_raises(cluster: Any, num_env_runners: int) -> None:
     finally:
         algorithm.stop()
     assert time.monotonic() - began < 30
+
+
+def test_an_environment_that_can_not_be_made_raises(cluster: Any) -> None:
+    with pytest.raises(NameNotFound, match="NoSuch"):
+        ppo_config("NoSuch-v1").build_algo()
+    with pytest.raises(SandboxError, match="the first env runner could not start"):
+        ppo_config("NoSuch-v1", num_env_runners=1).build_algo()
 
 
 def test_a_supervisor_that_always_dies_raises(cluster: Any) -> None:
