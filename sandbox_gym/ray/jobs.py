@@ -61,8 +61,9 @@ class Job:
         whose results you have not taken yet (8 for each worker), so that `items` may be endless. Workers go on with
         those meanwhile. `progress`: a bar on stderr; by default where that is a terminal.
 
-        Snapshots in items, or that the function uses, arrive as snapshots of the worker's own. Sandboxes that the
-        function leaves open are ended. Ray is started if it isn't (`ray.init()`, which heeds RAY_ADDRESS).
+        Snapshots in items, or that the function uses, arrive as snapshots of the worker's own, which its items share:
+        none should delete them. Sandboxes that the function leaves open are ended. Ray is started if it isn't
+        (`ray.init()`, which heeds RAY_ADDRESS).
 
         Raises:
             ItemFailed: an item failed, also when it was tried again; with `return_exceptions` it is yielded in the
