@@ -19,7 +19,9 @@ from examples.alphazero.training import Row, Settings, train
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m examples.alphazero",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--minutes", type=float, default=Settings.minutes, help="at most, all runs together")
     parser.add_argument("--out", type=Path, default=Path("alphazero"), help="folder for curve and checkpoint")

@@ -155,12 +155,13 @@ class Training:
         progress, limit = self._progress, 60 * self._settings.minutes
         began = time.monotonic() - progress.seconds
         playing = {self._play(worker): worker for worker in self.workers for _ in range(_QUEUE)}
-        scoring, due = None, 0.0
+        scoring, due, over = None, 0.0, False
         heard = time.monotonic()
         with tqdm(total=round(limit), desc=self._settings.env_id, unit="s", disable=None) as bar:
-            while not self._ended or scoring is not None:
+            while not over or scoring is not None:
                 new = not progress.rows or progress.episodes > progress.rows[-1]["episodes"]
-                if scoring is None and new and progress.seconds >= due:
+                over = over or self._ended
+                if scoring is None and new and (over or progress.seconds >= due):
                     scoring = self._evaluate()
                 ready, _ = ray.wait([*playing, *([scoring] if scoring else [])], timeout=1.0)
                 heard = time.monotonic() if ready else heard

@@ -17,6 +17,7 @@ from .layers import Tree
 from .tar import Damaged
 
 Path = str | os.PathLike[str]
+_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.zst")  # of names that are meant as a file's
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,10 @@ class Image:
         path = os.fspath(image)
         if archives.is_archive(path):
             return Image.from_oci_archive(path, timeout=timeout)
-        if os.path.isdir(path) or not isinstance(image, str) or path.startswith((".", "/", "~")):
+        if os.path.isdir(path):
             return Image.from_directory(path)
+        if not isinstance(image, str) or path.startswith((".", "/", "~")) or path.endswith(_ENDINGS):
+            raise ValueError(f"image {path!r}: there is no such file or folder")
         return Image.from_docker(path, timeout=timeout)
 
     # ---- what is kept ---------------------------------------------------------------------------------------------

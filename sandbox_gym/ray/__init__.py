@@ -31,7 +31,15 @@ __all__ = ["Job", "PolicyScorer", "job", "leaf_parallel", "root_parallel", "sear
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'sandbox_gym.ray' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"sandbox_gym.ray.{_HOMES[name]}"), name)
+    try:
+        home = importlib.import_module(f"sandbox_gym.ray.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ImportError(
+            "sandbox_gym.ray needs Ray: pip install 'sandbox-gym[ray]' (in the repository, .venv-oldest has it)"
+        ) from None
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

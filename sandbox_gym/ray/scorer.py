@@ -109,6 +109,8 @@ class PolicyScorer:
                 f"num_replicas and max_batch must be at least 1 and max_wait at least 0, not {num_replicas}, "
                 f"{max_batch} and {max_wait}"
             )
+        if not hasattr(module, "load_state_dict"):
+            raise TypeError(f"module is a torch.nn.Module, not {type(module).__name__}")
         _records.check_seconds("timeout", timeout)
         self.timeout = timeout
         if not ray.is_initialized():

@@ -12,6 +12,14 @@ What they set beside the algorithm can be given to any other of RLlib's configur
 
 from __future__ import annotations
 
+try:
+    import ray.rllib  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"sandbox_gym.rllib needs RLlib (there is no {error.name}): pip install 'sandbox-gym[ray]' (in the repository, "
+        ".venv-oldest has it)"
+    ) from None
+
 from sandbox_gym.rllib.callbacks import SandboxCallbacks
 from sandbox_gym.rllib.configs import appo_config, dqn_config, impala_config, ppo_config
 from sandbox_gym.rllib.env_runner import SandboxEnvRunner
