@@ -235,10 +235,12 @@ def _outcome(item: Item) -> tuple[Any, ItemFailed | None]:
     assert answer is not None
     if isinstance(answer, SandboxError):
         return None, _failed(item, answer, "")
+    given: Any = None
     try:
         given = pickle.loads(answer.data) if answer.data else None
     except Exception as error:  # of a class that is not importable here
-        return None, _failed(item, error, answer.traceback)
+        if answer.ok:
+            return None, _failed(item, error, "")
     if answer.ok:
         return given, None
     last_line = answer.traceback.strip().rpartition("\n")[2]

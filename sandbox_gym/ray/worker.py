@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -105,7 +104,7 @@ class Worker:
             text = "".join(traceback.format_exception(shown))
             traceback.clear_frames(error.__traceback__)  # they hold the item's environments
             try:
-                return False, pickle.dumps(shown.with_traceback(None)), text
+                return False, cloudpickle.dumps(shown.with_traceback(None)), text
             except Exception:
                 return False, b"", text
 

@@ -149,7 +149,7 @@ def test_what_an_item_raises(tmp_path: Path) -> None:
     shown = "".join(traceback.format_exception(bad))
     assert re.search(r'test_jobs\.py", line \d+, in fragile\n +return \{"good": "fine"\}\[what\]', shown)
     assert isinstance(ended.cause, SystemExit)
-    assert "odd" in str(odd) and "in fragile" in "".join(traceback.format_exception(odd))
+    assert "Odd: odd" in str(odd) and "in fragile" in "".join(traceback.format_exception(odd))
     assert [(tmp_path / what).read_text().count("tried") for what in ("bad", "odd", "exit")] == [2, 2, 2]
 
     over = fragile.map(items)
@@ -157,6 +157,21 @@ def test_what_an_item_raises(tmp_path: Path) -> None:
     with pytest.raises(ItemFailed, match="item 1, 'bad'") as caught:
         next(over)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_of_a_class_that_only_this_process_has() -> None:
+    """As those of a script are."""
+
+    class Mine(Exception):
+        pass
+
+    @job(cpus=4, retries=0)
+    def raises(number: int) -> int:
+        raise Mine(number)
+
+    with pytest.raises(ItemFailed, match="Mine: 1") as caught:
+        list(raises.map([1]))
+    assert type(caught.value.cause) is Mine and caught.value.cause.args == (1,)
 
 
 def test_what_the_inputs_raise() -> None:
