@@ -37,6 +37,8 @@ class SnapshotModel:
 
     Raises:
         TypeError: the action space isn't `Discrete`.
+
+    `root` raises gymnasium.error.ResetNeeded where no episode has begun, or it is over.
     """
 
     def __init__(self, env: SandboxEnv) -> None:
@@ -69,6 +71,11 @@ class SnapshotModel:
     def root(self) -> Frozen:
         env = self._env
         observation, _ = self._remote.reset(env.sandbox, timeout=self._step_timeout, what="again")
+        now = self._remote.rollout(env.sandbox, {"actions": []}, timeout=self._step_timeout)
+        if now.terminated or now.truncated:
+            raise gymnasium.error.ResetNeeded(
+                "the episode is over, and there is nothing to search: env.reset()"
+            )
         self._root = env.sandbox._take(keep=True, label="search root", levels=_LEVELS)
         return self._give(self._root, observation)
 

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -107,3 +108,14 @@ def test_a_search_is_the_same_again_and_frees_everything(sandboxed: Make) -> Non
 def test_only_discrete_actions_are_searched(sandboxed: Make) -> None:
     with pytest.raises(TypeError, match="Discrete"):
         sandboxed("Sampler").search_model()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_over_or_has_not_begun_is_not_searched(sandboxed: Make, before: bool) -> None:
+    env = sandboxed("CartPole-v1", env_kwargs={"max_episode_steps": 2})
+    if not before:
+        env.reset(seed=0)
+        env.step(0)
+        assert env.step(0)[3]
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"reset\(\)"):
+        MCTS(num_simulations=3).search(env)
