@@ -79,12 +79,24 @@ class Groups:
             _write(self._controllers["cpu"] / self._name / "cpu.shares", str(min(262_144, 1024 * cores)))
 
     def resident_bytes(self) -> int | None:
-        """Memory of all groups together that can't be dropped, shared pages once; None where nothing counts it."""
+        """Memory of all groups together that can't be dropped, shared pages once; None where nothing counts it. It is too
+        much for some seconds after a group is gone: see `resident_bytes_now`.
+        """
         root = self._controllers.get("memory")
-        if root is None:
-            return None
+        return self._resident(root / self._name) if root is not None else None
+
+    def resident_bytes_now(self) -> int:
+        """The same, group by group: the kernel puts off taking a dead one's from the sum."""
+        root = self._controllers["memory"] / self._name
+        found = 0
+        for entry in os.scandir(root):
+            with contextlib.suppress(OSError):  # it goes just now
+                found += self._resident(Path(entry.path)) or 0 if entry.is_dir() else 0
+        return found
+
+    def _resident(self, group: Path) -> int | None:
         key = "anon " if self.version == 2 else "total_rss "
-        for line in (root / self._name / "memory.stat").read_text().splitlines():
+        for line in (group / "memory.stat").read_text().splitlines():
             if line.startswith(key):
                 return int(line.split()[1])
         return None

@@ -23,6 +23,7 @@ class Room:
         self._guests = guests
         self._gateway = gateway
         self._cap = cap
+        self._groups = spares.groups
         self._measures = {"memory": spares.groups.resident_bytes, "disk": spares.store.total_bytes}
         self._budget: dict[str, int] = {}
 
@@ -42,6 +43,8 @@ class Room:
             return
         for what, most in self._budget.items():
             held = self._measures[what]() or 0
+            if held >= most and what == "memory":
+                held = min(held, self._groups.resident_bytes_now())
             if held >= most:
                 raise BudgetExceeded(
                     f"the sandboxes and snapshots of this process hold {held} bytes of {what}, and its budget is "
