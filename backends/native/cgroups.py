@@ -79,8 +79,8 @@ class Groups:
             _write(self._controllers["cpu"] / self._name / "cpu.shares", str(min(262_144, 1024 * cores)))
 
     def resident_bytes(self) -> int | None:
-        """Memory of all groups together that can't be dropped, shared pages once; None where nothing counts it. For some
-        seconds after a group is gone it is too much: see `resident_bytes_now`.
+        """Memory of all groups together that can't be dropped, shared pages once; None where nothing counts it.
+        It is too much for some seconds after a group is gone: see `resident_bytes_now`.
         """
         root = self._controllers.get("memory")
         return self._resident(root / self._name) if root is not None else None
