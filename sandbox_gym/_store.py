@@ -159,7 +159,9 @@ class Store:
         try:
             return open(self._file(name), "rb")
         except FileNotFoundError:
-            raise KeyError(f"no template {name!r} in {self.folder}: there are {self.names() or 'none'}") from None
+            raise KeyError(
+                f"no template {name!r} in {self.folder}: there are {self.names() or 'none'}"
+            ) from None
 
     def _make_folders(self) -> None:
         _home.make(self.folder, self._blobs, self._names)
