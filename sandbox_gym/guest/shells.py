@@ -201,9 +201,10 @@ class Shell:
             commands.kill(self.pid, signal.SIGCONT)
             deadline = time.monotonic() + _PATIENCE
             while time.monotonic() < deadline and self.look() is None:
-                if self._wait(turn, min(deadline, time.monotonic() + _LOOK_AGAIN)) is not None:
-                    return
+                left = self._wait(turn, min(deadline, time.monotonic() + _LOOK_AGAIN)) is not None
                 commands.kill_started(before, owner=self.pid)  # what it began before it looked at the signal
+                if left:
+                    return
         self.close()
 
     def close(self) -> None:
