@@ -119,10 +119,8 @@ class Hand:
             if call.item is not None:
                 call.item.answer = reply
                 if not reply.ok:
-                    for (
-                        packed
-                    ) in call.item.parcel.packed:  # one that could not be loaded may be, the next time
-                        self._loaded[packed.ticket.id] = False
+                    # One that could not be loaded may be, the next time.
+                    self._loaded |= {packed.ticket.id: False for packed in call.item.parcel.packed}
                 return call.item
 
     def kill(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -13,11 +12,10 @@ import pytest
 import ray
 from gymnasium.error import NameNotFound
 
-from sandbox_gym.backends import lookup
 from sandbox_gym.errors import SandboxDied, SandboxError
 from sandbox_gym.rllib import algorithms, ppo_config
 from sandbox_gym.rllib.env_runner import lane_seeds
-from tests.conftest import Traces, descendants
+from tests.conftest import Traces, kill_guest
 from tests.ray.rllib_toys import LENGTH, tell_seeds
 
 TOYS = "tests.ray.rllib_toys"
@@ -38,18 +36,8 @@ def on_runners(algorithm: Any, function: Callable[[Any], Any]) -> list[Any]:
     return found
 
 
-def kill_guest(runner: Any) -> None:
-    """SIGKILL to the guest of lane 1."""
-    backend: Any = lookup.get("native")
-    box = runner.env.unwrapped._lanes._lanes[1].box
-    inner = next(int(row["pid"]) for row in backend.list() if row["id"] == box.id)
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
-            numbers = next(line.split()[1:] for line in status if line.startswith("NSpid"))
-            if len(numbers) > 2 and int(numbers[1]) == inner:
-                os.kill(pid, signal.SIGKILL)
-                return
-    raise AssertionError(f"no process {inner} in the supervisor's namespace")
+def kill_lane(runner: Any) -> None:
+    kill_guest(runner.env.unwrapped._lanes._lanes[1].box)
 
 
 def kill_supervisor(runner: Any) -> None:
@@ -100,7 +88,7 @@ def test_lane_seeds() -> None:
 
 def test_a_killed_guest_costs_its_lane_one_episode(two_runners: Any) -> None:
     algorithm, _ = two_runners
-    on_runners(algorithm, kill_guest)
+    on_runners(algorithm, kill_lane)
     samples = on_runners(algorithm, lambda runner: [told(e) for e in runner.sample(num_timesteps=80)])
     for episodes in samples:
         assert sum(1 for _, truncated, _ in episodes if truncated) <= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -16,9 +15,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from sandbox_gym.backends import lookup
 from sandbox_gym.errors import SandboxDied, SandboxError
 from sandbox_gym.sandbox import Sandbox
+from tests.conftest import kill_guest
 from tests.vector import toys
 
 Lanes = Callable[..., Any]
@@ -117,23 +116,8 @@ def test_values_that_are_no_arrays_fail_alike(lanes: Lanes) -> None:
     assert env.step(np.zeros(3, np.int64))[4]["began"].tolist()[1]
 
 
-def pid_of(box: Sandbox) -> int:
-    backend: Any = lookup.get("native")
-    return next(int(row["pid"]) for row in backend.list() if row["id"] == box.id)
-
-
 def kill(env: Any, lane: int) -> None:
-    """SIGKILL to a lane's guest, by the number that the host has for it."""
-    from tests.conftest import descendants
-
-    inner = pid_of(env._lanes._lanes[lane].box)
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
-            numbers = next(line.split()[1:] for line in status if line.startswith("NSpid"))
-            if len(numbers) > 2 and int(numbers[1]) == inner:
-                os.kill(pid, signal.SIGKILL)
-                return
-    raise AssertionError(f"no process {inner} in the supervisor's namespace")
+    kill_guest(env._lanes._lanes[lane].box)
 
 
 def test_a_killed_guest(lanes: Lanes) -> None:
