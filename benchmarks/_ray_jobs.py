@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks._report import Row, progress
-from sandbox_gym.backends.native import registry
+from sandbox_gym.backends.shared import registry
 from sandbox_gym.sandbox import Sandbox, Snapshot
 
 _WORKERS = 2

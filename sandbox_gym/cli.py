@@ -78,7 +78,7 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _ls(_: argparse.Namespace) -> int:
-    from sandbox_gym.backends.native import registry
+    from sandbox_gym.backends.shared import registry
 
     rows = sorted(registry.list_all(), key=lambda row: (row["owner_pid"], -row["age"]))
     if not rows:
@@ -102,7 +102,7 @@ def _ls(_: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from sandbox_gym.backends.native import registry
+    from sandbox_gym.backends.shared import registry
 
     removed = registry.collect(dry_run=options.dry_run)
     for path in removed:

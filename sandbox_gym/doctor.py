@@ -96,7 +96,7 @@ def _trial() -> Check:
 
 
 def _leftovers() -> Check:
-    from sandbox_gym.backends.native import registry
+    from sandbox_gym.backends.shared import registry
 
     found = registry.collect(dry_run=True)
     if found:

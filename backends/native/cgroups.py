@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox_gym.api import Limits
+from sandbox_gym.backends.shared.registry import CGROUP_PREFIX
 
 LIMITS = {"cpus": "cpu", "memory": "memory", "pids": "pids"}  # the limit that each controller enforces
 CONTROLLERS = tuple(LIMITS.values())
-PREFIX = "sandbox-gym-"
 _PERIOD = 100_000  # microseconds, the kernel's default scheduling period
 
 
@@ -64,9 +64,11 @@ class Groups:
 
     def __init__(self, hierarchy: Hierarchy, supervisor_id: str) -> None:
         self.version = hierarchy.version
-        self.folders = [root / f"{PREFIX}{supervisor_id}" for root in dict.fromkeys(hierarchy.roots.values())]
+        self.folders = [
+            root / f"{CGROUP_PREFIX}{supervisor_id}" for root in dict.fromkeys(hierarchy.roots.values())
+        ]
         self._controllers = hierarchy.roots
-        self._name = f"{PREFIX}{supervisor_id}"
+        self._name = f"{CGROUP_PREFIX}{supervisor_id}"
         for folder in self.folders:
             folder.mkdir(exist_ok=True)
             if self.version == 2:

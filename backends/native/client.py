@@ -20,12 +20,13 @@ from typing import Any, Literal
 import sandbox_gym
 from sandbox_gym import errors
 from sandbox_gym.api import Live, SandboxSpec, Taken
+from sandbox_gym.backends.shared import protocol, registry
 from sandbox_gym.channel import Channel, GuestError
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.images import store
 from sandbox_gym.network import Allow, NetworkRecord
 
-from . import exchange, fingerprint, protocol, registry
+from . import exchange, fingerprint
 
 _BATCH = 64  # descriptors that one message carries
 _START_TIMEOUT = 30.0

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox_gym.api import Limits
+from sandbox_gym.backends.egress.gateway import Gateway
+from sandbox_gym.backends.egress.network import changed_variables, end_connections, socket_pair, variables
 from sandbox_gym.errors import SnapshotError
 from sandbox_gym.guest import syscalls, wire
 from sandbox_gym.guest.wire import HEADER, Op, Status
 from sandbox_gym.network import Allow
 
 from . import disk, overlay
-from .gateway import Gateway
 from .images import Image, Imager
-from .network import changed_variables, end_connections, socket_pair, variables
 from .node import Family, Node
 from .rootfs import WORKSPACE
 from .spares import Parts, Spares, Userns

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import protocol
+from sandbox_gym.backends.shared import protocol
 
 SEAL = b"sealed"  # follows the last block: its sender has found all of it good
 _BLOCK = 1 << 20

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox_gym.backends.egress.network import Connection, connections, inside_that_of
+from sandbox_gym.backends.shared.jobs import Jobs
 from sandbox_gym.errors import SandboxError
 from sandbox_gym.guest import syscalls
 from sandbox_gym.network import Allow
@@ -24,8 +26,6 @@ from sandbox_gym.network import Allow
 from . import lazy, rpc, watches
 from .criu_planner import Sight
 from .disk import Layer, Store
-from .jobs import Jobs
-from .network import Connection, connections, inside_that_of
 from .node import Family, Node
 from .spares import Parts
 from .swrk import CONTROL_FD, ROOT, RUN, Task, Workplace

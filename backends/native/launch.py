@@ -20,15 +20,16 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from sandbox_gym.backends.egress.gateway import Gateway
+from sandbox_gym.backends.shared import registry
+from sandbox_gym.backends.shared.jobs import Jobs
+from sandbox_gym.backends.shared.loop import Loop
 from sandbox_gym.errors import BackendUnavailable
 from sandbox_gym.guest import syscalls
 
-from . import cgroups, criu, disk, registry
+from . import cgroups, criu, disk
 from .copies import Maker
-from .gateway import Gateway
 from .images import Imager
-from .jobs import Jobs
-from .loop import Loop
 from .spares import Spares, Userns
 from .spawn import make_userns
 from .supervisor import Supervisor

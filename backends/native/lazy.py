@@ -21,8 +21,9 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from sandbox_gym.backends.shared.jobs import TIMED_OUT, Jobs
+
 from . import pager
-from .jobs import TIMED_OUT, Jobs
 
 # Below, criu copies all of it in less time than the pager takes to start and to bring what is touched at once.
 FROM_BYTES = 32 << 20

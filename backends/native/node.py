@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox_gym.api import SandboxSpec
+from sandbox_gym.backends.egress.gateway import Outlet
 from sandbox_gym.network import Allow
 
 from .cgroups import Group
 from .disk import Layer
-from .gateway import Outlet
 from .overlay import Base
 from .rootfs import Rootfs
 from .spares import Userns

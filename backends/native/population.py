@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sandbox_gym.backends.shared.jobs import Jobs
 from sandbox_gym.errors import SandboxDied, SnapshotError
 
 from .copies import CopyFailed, Expected, Maker, deadline_in, read_announcement, read_refusal
 from .images import Image
-from .jobs import Jobs
 from .node import Node
 
 # The kernel nests 32 pid namespaces; the host's, the supervisor's and the first guest's are below.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import resource
 from typing import Any
 
+from sandbox_gym.backends.egress.gateway import Gateway
 from sandbox_gym.errors import BackendUnavailable, BudgetExceeded, LimitExceeded, SandboxError
 
-from .gateway import Gateway
 from .population import Population
 from .spares import Spares
 

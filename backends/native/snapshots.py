@@ -11,13 +11,13 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+from sandbox_gym.backends.shared.jobs import Jobs
 from sandbox_gym.errors import BackendUnavailable, LimitExceeded, SandboxError, SnapshotError
 from sandbox_gym.network import Allow
 
 from . import criu, criu_planner, planner
 from .copies import CopyFailed, Expected, Maker, deadline_in
 from .images import Image, Imager
-from .jobs import Jobs
 from .node import Node
 from .population import MAX_DEPTH, Population
 from .room import Room

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import select
 import socket
-import struct
 
-from sandbox_gym.guest import syscalls
+from sandbox_gym.backends.egress import network
 
 from .planner import get_descriptor
 
@@ -46,28 +44,13 @@ class Socket:
 
     def addresses(self) -> tuple[bytes, bytes]:
         """Its own and its peer's."""
-        return _address(self._sock, "getsockname"), _address(self._sock, "getpeername")
+        return network.address_of(self._sock, "getsockname"), network.address_of(self._sock, "getpeername")
 
     def _option(self, option: int) -> int:
         try:
             return self._sock.getsockopt(socket.SOL_SOCKET, option)
         except OSError:  # an option that the kernel, or this family, has not
             return 0
-
-
-def own_address(sock: socket.socket) -> bytes:
-    return _address(sock, "getsockname")
-
-
-def _address(sock: socket.socket, call: str) -> bytes:
-    """Family, port and address of a socket; IPv4 and the IPv6 addresses that stand for it alike."""
-    block, size = ctypes.create_string_buffer(128), ctypes.c_uint32(128)
-    if getattr(syscalls.libc, call)(sock.fileno(), block, ctypes.byref(size)):
-        raise OSError(ctypes.get_errno(), call)
-    family = struct.unpack_from("H", block.raw)[0]
-    port = block.raw[2:4]
-    address = block.raw[4:8] if family == socket.AF_INET else block.raw[8:24]
-    return port + address.removeprefix(bytes(10) + b"\xff\xff")
 
 
 def has_joined_groups(pid: int) -> bool:

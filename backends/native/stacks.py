@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sandbox_gym.api import Limits
+from sandbox_gym.backends.shared.jobs import Jobs
 
 from .disk import Layer, Store, used_bytes
 from .images import Image
-from .jobs import Jobs
 from .merge import merge
 from .node import Node
 

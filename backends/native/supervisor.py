@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_gym.api import Limits, SandboxSpec
+from sandbox_gym.backends.shared import protocol
+from sandbox_gym.backends.shared.jobs import Jobs
 from sandbox_gym.errors import BackendUnavailable, SandboxError
 
-from . import disk, protocol, rootfs
+from . import disk, rootfs
 from .copies import CopyFailed, Expected, Maker, deadline_in
 from .images import Imager
-from .jobs import Jobs
 from .node import Family, Node
 from .population import Population
 from .room import Room

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox_gym.backends.shared.jobs import TIMED_OUT, Jobs
 from sandbox_gym.errors import SandboxError
 from sandbox_gym.guest import syscalls
 
 from . import criu, rpc
-from .jobs import TIMED_OUT, Jobs
 
 RUN = "/run"
 ROOT = f"{RUN}/root"  # where a restored tree's root is mounted, for criu alone

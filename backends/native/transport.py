@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_gym.api import Limits
+from sandbox_gym.backends.shared import protocol
+from sandbox_gym.backends.shared.jobs import TIMED_OUT, Jobs
 from sandbox_gym.errors import SnapshotError
 
-from . import criu, disk, protocol
+from . import criu, disk
 from .disk import Store
 from .exchange import SEAL
 from .images import Image
-from .jobs import TIMED_OUT, Jobs
 from .node import Family
 from .packing import pack, unpack
 from .population import MAX_DEPTH, Population

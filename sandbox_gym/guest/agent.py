@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 
 from . import commands, copying, files, pipes, processes, rebind, shells, wire
 from .interpreter import Interpreter
+from .stdio import Stdio
 from .wire import Connection, Frame, Op, Status
 
 # CAP_ numbers that commands keep (Docker's default set). The agent itself keeps what a copy needs, to mount, to
@@ -128,12 +130,41 @@ class Agent:
 
 
 def main() -> NoReturn:
-    """`argv`: the control socket's descriptor, then the folders to put on sys.path."""
+    """`argv`: the control socket's descriptor, or `stdio` for standard input and output in its place; then the folders
+    to put on sys.path.
+    """
+    own, folders = sys.argv[1] != "stdio", sys.argv[2:]
+    sock: Any = None
+    if own:
+        os.setsid()
+        _limit_capabilities()
+        sock = socket.socket(fileno=int(sys.argv[1]))
+        sock.set_inheritable(False)  # or every command would hold the control socket
+    else:  # a container engine has made the session, and the bounds
+        sock = _take_stdio()
+    with contextlib.suppress(OSError):  # an engine's kernel may have no such policy
+        # Else a guest that a request wakes takes the CPU from the client, which still has others to send to.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    sys.path[:] = [entry for entry in folders if entry not in sys.path] + sys.path[1:]
+    sys.argv[:] = [""]
+    agent = Agent(Connection(sock, takes_fds=own))
+    agent.connection.send(Op.READY)
+    agent.serve()
+
+
+def _take_stdio() -> Stdio:
+    """What comes and goes there is the host's alone: programs and cells find nothing in its place."""
+    sock = Stdio(os.dup(0), os.dup(1))
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    return sock
+
+
+def _limit_capabilities() -> None:
     from .syscalls import PR_CAPBSET_DROP, capset, prctl
 
-    os.setsid()
-    # Else a guest that a request wakes takes the CPU from the client, which still has others to send to.
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     for capability in range(41):
         if capability not in _KEPT_CAPABILITIES:
             try:
@@ -141,10 +172,3 @@ def main() -> NoReturn:
             except OSError:  # EINVAL: a kernel with fewer capabilities than this list
                 break
     capset(_KEPT_CAPABILITIES | {_CAP_SYS_ADMIN, _CAP_SYS_TIME})
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    sock.set_inheritable(False)  # or every command would hold the control socket
-    sys.path[:] = [entry for entry in sys.argv[2:] if entry not in sys.path] + sys.path[1:]
-    sys.argv[:] = [""]
-    agent = Agent(Connection(sock, takes_fds=True))
-    agent.connection.send(Op.READY)
-    agent.serve()

@@ -15,7 +15,7 @@ from ray import cloudpickle
 
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.backends import lookup
-from sandbox_gym.backends.native import registry
+from sandbox_gym.backends.shared import registry
 from sandbox_gym.errors import LimitExceeded
 from sandbox_gym.ray.travel import LOAD_TIMEOUT, Arrivals, Packed
 from sandbox_gym.sandbox import Sandbox

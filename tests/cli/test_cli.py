@@ -11,7 +11,7 @@ import pytest
 
 import sandbox_gym
 from sandbox_gym._table import size, span, table
-from sandbox_gym.backends.native import registry
+from sandbox_gym.backends.shared import registry
 from sandbox_gym.cli import main
 from sandbox_gym.sandbox import Sandbox
 

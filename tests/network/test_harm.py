@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from sandbox_gym.backends import lookup
-from sandbox_gym.backends.native import conversation, protocol, proxy
+from sandbox_gym.backends.egress import conversation, proxy
+from sandbox_gym.backends.shared import protocol
 from sandbox_gym.errors import SandboxDied
 from sandbox_gym.network import Allow
 from sandbox_gym.sandbox import Sandbox, Snapshot

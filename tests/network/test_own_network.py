@@ -28,7 +28,7 @@ _CLIENT = """
 import ipaddress, os, socket, ssl, sys, threading
 sys.path.insert(0, {root!r})
 from sandbox_gym import Allow, Sandbox
-from sandbox_gym.backends.native import network
+from sandbox_gym.backends.egress import network
 from sandbox_gym.guest import syscalls
 from tests.network.conftest import _Pages, _Server, RAW
 

@@ -6,8 +6,8 @@ import ssl
 
 import pytest
 
-from sandbox_gym.backends.native import names, sniffing
-from sandbox_gym.backends.native.network import stand_ins
+from sandbox_gym.backends.egress import names, sniffing
+from sandbox_gym.backends.egress.network import stand_ins
 from sandbox_gym.network import MOST_RULES, Allow
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_gym.backends.native import registry
+from sandbox_gym.backends.shared import registry
 from tests.conftest import descendants
 
 _PATIENCE = 20.0  # seconds

@@ -17,7 +17,7 @@ import pytest
 import ray
 from ray._private.state import actors
 
-from sandbox_gym.backends.native import registry
+from sandbox_gym.backends.shared import registry
 from sandbox_gym.errors import BackendUnavailable, ItemFailed, LimitExceeded
 from sandbox_gym.ray import job
 from sandbox_gym.sandbox import Sandbox

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_gym.backends.native import registry
+from sandbox_gym.backends.shared import registry
 from sandbox_gym.errors import ItemFailed, SandboxDied, SandboxTimeout
 from sandbox_gym.ray import job
 from sandbox_gym.sandbox import Sandbox

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from sandbox_gym.backends.native import registry
+from sandbox_gym.backends.shared import registry
 from sandbox_gym.ray import job
 from tests.ray.test_jobs import nothing_runs, until
 

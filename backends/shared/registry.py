@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from . import protocol
-from .cgroups import PREFIX
 
+CGROUP_PREFIX = "sandbox-gym-"  # and the run folder's name: control groups of a supervisor
 _MOST_ROWS = 100_000
 _PATIENCE = 5.0  # seconds that a control group may take to empty after its last process was killed
 
@@ -151,7 +151,7 @@ def clear(folder: Path) -> None:
     """Removes a run folder and its control groups, once the supervisor's processes are gone. Idempotent."""
     deadline = time.monotonic() + _PATIENCE
     for root in _info(folder).get("groups", []):
-        group = Path(root) / f"{PREFIX}{folder.name}"
+        group = Path(root) / f"{CGROUP_PREFIX}{folder.name}"
         while group.exists() and not _remove_group(group):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"processes are still in {group}")

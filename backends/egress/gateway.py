@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sandbox_gym.backends.shared import protocol
+from sandbox_gym.backends.shared.jobs import Jobs
 from sandbox_gym.errors import BackendUnavailable, SandboxError
 from sandbox_gym.network import Allow
 
-from . import network, protocol
-from .jobs import Jobs
-from .sockets import own_address
+from . import network
 
 _BUFFER = 8 << 20  # bytes of orders that wait for the proxy
 _PATIENCE = 1.0  # seconds that it may take no orders
@@ -49,7 +49,7 @@ class Outlet:
 
     def addresses(self) -> set[bytes]:
         """Where its connections lead, as `sockets` has them."""
-        return {own_address(one.sock) for one in self.listeners}
+        return {network.own_address(one.sock) for one in self.listeners}
 
     def ends(self) -> tuple[network.End, ...]:
         """The same as texts and numbers."""

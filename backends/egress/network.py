@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import ipaddress
@@ -227,6 +228,21 @@ def _destroy(family: int, own: tuple[bytes, int], peer: tuple[bytes, int]) -> No
         _ask(_NETLINK_SOCK_DIAG, _SOCK_DESTROY, 0, which + struct.pack("III", 0, 0xFFFFFFFF, 0xFFFFFFFF))
     except FileNotFoundError:  # it has ended
         pass
+
+
+def own_address(sock: socket.socket) -> bytes:
+    return address_of(sock, "getsockname")
+
+
+def address_of(sock: socket.socket, call: str) -> bytes:
+    """Family, port and address of a socket; IPv4 and the IPv6 addresses that stand for it alike."""
+    block, size = ctypes.create_string_buffer(128), ctypes.c_uint32(128)
+    if getattr(syscalls.libc, call)(sock.fileno(), block, ctypes.byref(size)):
+        raise OSError(ctypes.get_errno(), call)
+    family = struct.unpack_from("H", block.raw)[0]
+    port = block.raw[2:4]
+    address = block.raw[4:8] if family == socket.AF_INET else block.raw[8:24]
+    return port + address.removeprefix(bytes(10) + b"\xff\xff")
 
 
 def _ask(protocol: int, kind: int, flags: int, body: bytes) -> None:

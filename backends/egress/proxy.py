@@ -22,10 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from sandbox_gym.backends.shared import protocol
 from sandbox_gym.guest import syscalls
 from sandbox_gym.network import Allow
 
-from . import names, protocol
+from . import names
 from .conversation import Conversation
 from .network import stand_ins
 
