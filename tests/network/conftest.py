@@ -210,7 +210,14 @@ def tunnel(to, block):
         early = first.split(b'\\r\\n\\r\\n', 1)[1]
         s.sendall(block)
         try:
-            return early or s.recv(65536)
+            got = early or s.recv(65536)
+            while got.startswith(b'HTTP/') and b'\\r\\n\\r\\n' not in got:
+                got += s.recv(65536)
+            head, _, body = got.partition(b'\\r\\n\\r\\n')
+            length = int(head.lower().partition(b'content-length:')[2].split()[0]) if b'ength:' in head else 0
+            while len(body) < length:
+                body += s.recv(65536)
+            return got if not length else head + b'\\r\\n\\r\\n' + body
         except ConnectionError:
             return b''
 def ask(name, kind=1):
