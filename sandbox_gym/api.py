@@ -215,10 +215,21 @@ class Taken:
     depth_left: int
 
 
+@dataclass(frozen=True)
+class Deviation:
+    """What a backend does not do as the conformance suite (`sandbox_gym.testing`) has it. `check`: the name of the check
+    there; `why`: for users, in the README's table.
+    """
+
+    check: str
+    why: str
+
+
 class Backend(Protocol):
     """What makes sandboxes. Every method is thread-safe and takes a timeout in seconds."""
 
     name: str
+    deviations: Sequence[Deviation]  # on the class: told without starting anything
     any_depth: bool  # snapshots nest without end: what is too deep is rebased, which takes longer
 
     def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import sandbox_gym
 from sandbox_gym import errors
-from sandbox_gym.api import Live, SandboxSpec, Taken
+from sandbox_gym.api import Deviation, Live, SandboxSpec, Taken
 from sandbox_gym.backends.shared import protocol, registry
 from sandbox_gym.channel import Channel, GuestError
 from sandbox_gym.guest.wire import Op
@@ -39,6 +39,7 @@ class NativeBackend:
     """See `sandbox_gym.api.Backend`. One instance a process; a forked child gets its own supervisor."""
 
     name = "native"
+    deviations: Sequence[Deviation] = ()
 
     def __init__(self) -> None:
         self._folder = registry.make_folder()

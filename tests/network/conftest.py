@@ -211,12 +211,12 @@ def tunnel(to, block):
         s.sendall(block)
         try:
             got = early or s.recv(65536)
-            while got.startswith(b'HTTP/') and b'\\r\\n\\r\\n' not in got:
-                got += s.recv(65536)
+            while got.startswith(b'HTTP/') and b'\\r\\n\\r\\n' not in got and (more := s.recv(65536)):
+                got += more
             head, _, body = got.partition(b'\\r\\n\\r\\n')
             length = int(head.lower().partition(b'content-length:')[2].split()[0]) if b'ength:' in head else 0
-            while len(body) < length:
-                body += s.recv(65536)
+            while len(body) < length and (more := s.recv(65536)):
+                body += more
             return got if not length else head + b'\\r\\n\\r\\n' + body
         except ConnectionError:
             return b''
