@@ -217,8 +217,8 @@ class Taken:
 
 @dataclass(frozen=True)
 class Deviation:
-    """What a backend does not do as the conformance suite (`sandbox_gym.testing`) has it. `check`: the name of the check
-    there; `why`: for users, in the README's table.
+    """What a backend does not do as the conformance suite (`sandbox_gym.testing`) has it. `check`: that check's name;
+    `why`: for users, in the README's table.
     """
 
     check: str
