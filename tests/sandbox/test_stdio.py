@@ -80,9 +80,13 @@ def test_time_out_then_the_answer_that_was_owed(guest: tuple[Channel, subprocess
     assert channel.wait(Op.CODE, timeout=10).status == 0
 
 
-def test_guest_that_takes_no_request(guest: tuple[Channel, subprocess.Popen[bytes]]) -> None:
+def test_guest_that_takes_no_request(guest: tuple[Channel, subprocess.Popen[bytes]], tmp_path: Path) -> None:
     channel, _ = guest
-    channel.post(Op.CODE, *_packed({"code": "import time; time.sleep(30)"}), timeout=5)
+    cell = "import time; open('begun', 'w').close(); time.sleep(30)"
+    channel.post(Op.CODE, *_packed({"code": cell}), timeout=5)
+    deadline = time.monotonic() + 5
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)  # a frame of two requests would be against the protocol
     with pytest.raises(SandboxTimeout, match=r"took no request within 0\.2 s"):
         channel.post(Op.WRITE, b"{}", bytes(4 << 20), timeout=0.2)
 
