@@ -23,7 +23,7 @@ from sandbox_gym.errors import SandboxError
 from sandbox_gym.guest import syscalls
 from sandbox_gym.network import Allow
 
-from . import lazy, rpc, watches
+from . import lazy, reservations, rpc, watches
 from .criu_planner import Sight
 from .disk import Layer, Store
 from .node import Family, Node
@@ -178,6 +178,12 @@ class Imager:
             if reason or not image.layers:
                 image.drop()
                 done(None, reason or "its disk was not captured")
+                return
+            try:
+                reservations.uncount(folder)
+            except (OSError, ValueError) as error:
+                image.drop()
+                done(None, f"its image can't be read: {error}")
                 return
             image.memory_bytes = sum(file.stat().st_size for file in folder.glob("pages-*.img"))
             done(image, "")

@@ -191,6 +191,15 @@ FILES: dict[str, Kind] = {
         "'VmLck:\\t       8 kB' in open('/proc/self/status').read()",
         fork="mlock",
     ),
+    "more address space than the machine has memory, shared with a child": Kind(
+        "n = 2 * os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') >> 21 << 21\n"
+        "C.mmap.restype = ctypes.c_void_p; C.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]\n"
+        "a = C.mmap(None, n, 0, 0x22, -1, 0); assert a not in (None, 2**64 - 1)\n"  # PROT_NONE, private, anonymous
+        "def use(): assert C.mprotect(ctypes.c_void_p(a + n // 2), 8192, 3) == 0; ctypes.memset(a + n // 2, 7, 8192)\n"
+        "p = child(lambda: signal.signal(10, lambda *_: (use(), os._exit(7))))",
+        "use(); os.kill(p, 10); ctypes.string_at(a + n // 2, 8192) == b'\x07' * 8192 and os.waitpid(p, 0)[1] == 7 << 8",
+        fork="python",
+    ),
     "shared memory": Kind("m = mmap.mmap(-1, 8192); m[:4] = b'held'", "m[:4] == b'held'", fork="MAP_SHARED"),
     "shared file": Kind(
         "s = open('f', 'w+b'); s.write(bytes(8192)); s.flush(); m = mmap.mmap(s.fileno(), 8192); s.close(); m[:4] = b'held'",
