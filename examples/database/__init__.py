@@ -1,0 +1,1 @@
+"""A database that serves while it is branched: see examples/README.md."""
