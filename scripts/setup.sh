@@ -21,7 +21,21 @@ system_packages() { # prints those that are missing
   command -v gcc >/dev/null || echo gcc
   command -v protoc >/dev/null || echo protobuf-compiler
   command -v node >/dev/null || echo nodejs
+  # Two examples have these in their sandboxes.
+  command -v redis-server >/dev/null || echo redis-server
+  [ -x /usr/lib/chromium/chromium-headless-shell ] || [ -x /usr/lib/chromium/chromium ] || echo chromium-headless-shell
 }
+
+# Debian starts a service as it installs it, and at each boot.
+without_services() ( # a command
+  policy=/usr/sbin/policy-rc.d
+  if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+  fi
+  "$@"
+)
 
 install_system_packages() {
   local missing
@@ -34,7 +48,9 @@ install_system_packages() {
   fi
   say "Installing ${missing[*]} ..."
   export DEBIAN_FRONTEND=noninteractive
-  $command >/dev/null 2>&1 </dev/null || { apt-get update -qq && $command >/dev/null; } </dev/null
+  without_services $command >/dev/null 2>&1 </dev/null ||
+    { apt-get update -qq && without_services $command >/dev/null; } </dev/null
+  [[ " ${missing[*]} " != *" redis-server "* ]] || update-rc.d redis-server disable >/dev/null
 }
 
 install_criu() { # only root's sandboxes can use it

@@ -16,6 +16,7 @@ from . import rpc
 
 _FROM_BYTES = 1 << 30  # smaller ones fit any machine that sandboxes run on
 _START, _END, _PROT, _FLAGS = 1, 2, 5, 6  # of a vma_entry (criu/images/vma.proto)
+_NO_ACCESS = bytes([_PROT << 3, 0, _FLAGS << 3])  # as it is encoded: fields are in order
 _VMAS = 14  # of an mm_entry (criu/images/mm.proto)
 _UNNAMED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _MAP_NORESERVE = 0x4000
@@ -28,22 +29,18 @@ def uncount(folder: Path) -> None:
         block = path.read_bytes()
         (length,) = _HEAD.unpack_from(block)
         entry = block[_HEAD.size : _HEAD.size + length]
-        vmas = [value for number, value in rpc.fields(entry) if number == _VMAS]
-        if any(map(_is_large, vmas)):
-            entry = rpc.join((n, _uncounted(v) if n == _VMAS else v) for n, v in rpc.fields(entry))
+        reserved = [value for number, value in rpc.fields(entry) if number == _VMAS and _is_reserved(value)]
+        for vma in reserved:  # each is there once: no two begin at one place
+            uncounted = dict(rpc.fields(vma))
+            uncounted[_FLAGS] |= _MAP_NORESERVE
+            entry = entry.replace(rpc.message({_VMAS: vma}), rpc.message({_VMAS: rpc.message(uncounted)}))
+        if reserved:
             path.write_bytes(block[:8] + struct.pack("<I", len(entry)) + entry)
 
 
-def _is_large(vma: bytes) -> bool:
-    fields = rpc.fields(vma)
-    (first, start), (second, end) = next(fields), next(fields)  # in order of their numbers
-    return (first, second) == (_START, _END) and end - start >= _FROM_BYTES
-
-
-def _uncounted(vma: bytes) -> bytes:
-    if not _is_large(vma):
-        return vma
+def _is_reserved(vma: bytes) -> bool:
+    if _NO_ACCESS not in vma:  # most are not, and a browser has thousands
+        return False
     entry = dict(rpc.fields(vma))
-    if entry[_PROT] == 0 and entry[_FLAGS] & _UNNAMED == _UNNAMED:
-        entry[_FLAGS] |= _MAP_NORESERVE
-    return rpc.message(entry)
+    is_unnamed = entry[_FLAGS] & _UNNAMED == _UNNAMED
+    return entry[_PROT] == 0 and is_unnamed and entry[_END] - entry[_START] >= _FROM_BYTES
