@@ -42,5 +42,6 @@ def _is_reserved(vma: bytes) -> bool:
     if _NO_ACCESS not in vma:  # most are not, and a browser has thousands
         return False
     entry = dict(rpc.fields(vma))
-    is_unnamed = entry[_FLAGS] & _UNNAMED == _UNNAMED
-    return entry[_PROT] == 0 and is_unnamed and entry[_END] - entry[_START] >= _FROM_BYTES
+    is_unnamed: bool = entry[_FLAGS] & _UNNAMED == _UNNAMED
+    is_large: bool = entry[_END] - entry[_START] >= _FROM_BYTES
+    return entry[_PROT] == 0 and is_unnamed and is_large
