@@ -1,4 +1,4 @@
-"""`python -m sandbox_gym.testing BACKEND`: runs the conformance suite. The exit status is 1 where a check fails."""
+"""Runs the conformance suite. The exit status is 1 where a check fails."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from sandbox_gym.testing import NotConforming, Result, conformance
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sandbox_gym.testing", description=__doc__)
     parser.add_argument("backend", help=f"one of {', '.join(lookup.names())}")
+    parser.add_argument("only", nargs="*", metavar="CHECK", help="a check's name, or a topic; all by default")
     parser.add_argument("--image", help="what sandboxes are made of, as for Sandbox.create")
     options = parser.parse_args()
     try:
-        results = conformance(options.backend, image=options.image, progress=_tell)
+        results = conformance(options.backend, options.only, image=options.image, progress=_tell)
     except NotConforming as error:
         print(error, file=sys.stderr)
         return 1

@@ -9,11 +9,13 @@ _DRAW = "import random; [random.random() for _ in range(3)]"
 
 @check("fork")
 def siblings_are_sealed(subject: Subject) -> None:
-    """What a copy does to memory, disk and processes is seen by neither its origin nor its siblings."""
+    """Copies have names of one prefix; what one does to memory, disk and processes neither origin nor siblings see."""
     box = subject.create()
     value(box, "x = []")
     box.write_file("shared", b"origin")
-    first, second = subject.fork(box, 2)
+    first, second = subject.fork(box, 2, prefix=f"{box.id}-")
+    expect([copy.name for copy in (first, second)], [f"{box.id}-1", f"{box.id}-2"], "names")
+    assert first.parent is second.parent is box.parent is not None
     value(first, "x.append(1)")
     first.write_file("shared", b"first")
     first.write_file("/tmp/only", b"f")
@@ -27,16 +29,6 @@ def siblings_are_sealed(subject: Subject) -> None:
     expect(
         (value(first, "x"), first.read_file("shared")), ("[1]", b"first"), "its own, when the others are gone"
     )
-
-
-@check("fork")
-def names_and_parents(subject: Subject) -> None:
-    """Copies have names of one prefix, and the snapshot that they come from as parent."""
-    box = subject.create()
-    copies = subject.fork(box, 2, prefix=f"{box.id}-")
-    expect([copy.name for copy in copies], [f"{box.id}-1", f"{box.id}-2"], "names")
-    assert copies[0].parent is copies[1].parent is box.parent is not None
-    expect({copy.status for copy in (box, *copies)}, {"running"}, "status")
 
 
 @check("fork")
@@ -68,8 +60,8 @@ def diverge_and_seeds(subject: Subject) -> None:
     box = subject.create()
     value(box, "import random; random.seed(1)")
     snapshot = subject.snapshot(box)
-    ways = ("diverge", "diverge", 5, 5, 6)
+    ways = ("diverge", "diverge", 5, 5)
     drawn = [value(subject.restore(snapshot, rng=how), _DRAW) for how in ways]
     drawn.append(value(box, _DRAW))
     expect(drawn[2], drawn[3], "numbers of one seed")
-    expect(len(set(drawn)), 5, f"different ones among {drawn}")
+    expect(len(set(drawn)), 4, f"different ones among {drawn}")

@@ -51,9 +51,6 @@ def branches_replay(subject: Subject) -> None:
     origin = _play(env, _ACTIONS)
     branch.restore(moment)
     assert_same(_play(branch, _ACTIONS), origin, "the branch's steps")
-    for option in env.branch(actions=[0, 1]):
-        subject.later(option.env.close)
-        expect(option.reward, 1.0, "a branch's reward")
     env.restore(moment)
     assert_same(_play(env, _ACTIONS), origin, "the steps after restore")
 

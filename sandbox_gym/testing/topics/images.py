@@ -67,25 +67,22 @@ def _listing(folder: Path) -> str:
 
 @check("image")
 def folder(subject: Subject) -> None:
-    """A folder's root file system is all that there is; it is not changed by what is written inside, copies neither."""
+    """A folder's root file system is all that there is, with the image's variables and work folder; env= comes over
+    them; nothing that is written inside, or in copies, changes it.
+    """
     root = small_root(subject.folder())
-    box = subject.create(image=root)
+    image = Image(str(root), None, {"ONE": "image", "TWO": "image"}, "/srv/app")
+    box = subject.create(image=image, env={"TWO": "given"})
     expect(output(box, "cat /etc/motd; ls /usr"), "from the image\n" + _listing(root / "usr"), "inside")
+    look = "import os; os.environ['ONE'], os.environ['TWO'], os.getcwd()"
+    expect(value(box, look), "('image', 'given', '/srv/app')", "in a cell")
     output(box, "echo changed > /etc/motd; echo more > /etc/more")
     (copy,) = subject.fork(box)
     for sandbox in (box, copy):
         expect(output(sandbox, "cat /etc/motd /etc/more"), "changed\nmore\n", "what was written")
+        expect(output(sandbox, "echo $ONE $TWO; pwd"), "image given\n/srv/app\n", "in a command")
     expect((root / "etc/motd").read_text(), "from the image\n", "the host's file")
-    assert not (root / "etc/more").exists()
-    expect(output(subject.create(image=root), "cat /etc/motd"), "from the image\n", "another sandbox's")
-
-
-@check("image")
-def environment_and_folder(subject: Subject) -> None:
-    """An image's variables and work folder hold for cells and commands; env= comes over them."""
-    root = small_root(subject.folder())
-    image = Image(str(root), None, {"ONE": "image", "TWO": "image"}, "/srv/app")
-    box = subject.create(image=image, env={"TWO": "given"})
-    look = "import os; os.environ['ONE'], os.environ['TWO'], os.getcwd()"
-    expect(value(box, look), "('image', 'given', '/srv/app')", "in a cell")
-    expect(output(box, "echo $ONE $TWO; pwd"), "image given\n/srv/app\n", "in a command")
+    assert not (root / "etc/more").exists() and not (root / "srv").exists()
+    expect(
+        output(subject.create(image=root), "cat /etc/motd; pwd"), "from the image\n/workspace\n", "another's"
+    )
