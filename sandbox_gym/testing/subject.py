@@ -103,7 +103,8 @@ def expect(got: Any, wanted: Any, what: str) -> None:
 def value(box: Sandbox, code: str, timeout: float = PATIENCE) -> str | None:
     """What a cell's last expression gives, as its repr. Raises AssertionError where the cell fails."""
     result = box.run_code(code, timeout=timeout)
-    assert result.ok, f"{code!r} in {box.name}: {result.error or 'timed out'}\n{result.stderr}"
+    last = code.strip().rpartition("\n")[2]
+    assert result.ok, f"{last!r} in {box.name}: {result.error or 'timed out'}\n{result.stderr}"
     return result.value
 
 
