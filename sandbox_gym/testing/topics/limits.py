@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from sandbox_gym.api import ExecResult
 from sandbox_gym.errors import LimitExceeded
 from sandbox_gym.sandbox import Sandbox
@@ -102,20 +104,23 @@ fill('big', 100)
 
 @check("limits")
 def cpus(subject: Subject) -> None:
-    """With cpus=0.2 a program gets a fifth of the time that it gets with one."""
-    slow, fast = subject.create(cpus=0.2), subject.create(cpus=1.0)
+    """With cpus=0.1 a program gets a tenth of a processor."""
+    slow, fast = subject.create(cpus=0.1), subject.create(cpus=1.0)
     code = """
 import time
 def work(seconds):
-    n, end = 0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    n, begun, start = 0, time.process_time(), time.perf_counter()
+    while time.perf_counter() < start + seconds:
         n += 1
-    return n
+    return n, (time.process_time() - begun) / (time.perf_counter() - start)
 work(0.6)
 """
-    ratios = []
+    seen = []
     for _ in range(5):  # others may use the machine meanwhile
-        ratios.append(int(value(slow, code) or 0) / int(value(fast, code) or 1))
-        if ratios[-1] < 0.45:
+        done, share = ast.literal_eval(value(slow, code) or "")
+        ratio = done / ast.literal_eval(value(fast, code) or "")[0]
+        seen.append((ratio, share))
+        # Not every kernel counts a program's time exactly; and where others leave none, both get as little.
+        if ratio < 0.45 or share < 0.25:
             return
-    raise AssertionError(f"it gets these shares of what one with a whole cpu gets: {ratios}")
+    raise AssertionError(f"work beside that of one with a whole cpu, and share of the time: {seen}")
