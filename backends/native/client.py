@@ -193,6 +193,7 @@ class NativeBackend:
 
     def list(self) -> list[dict[str, Any]]:
         with self._connection(30.0) as sock:
+            self._release_unreferenced(sock)
             return registry.rows(sock)
 
     def alive(self) -> bool:
@@ -252,9 +253,7 @@ class NativeBackend:
     def _ask(self, request: dict[str, Any], timeout: float) -> tuple[dict[str, Any], builtins.list[int]]:
         """One request, one reply. The supervisor keeps the deadline; the margin only catches one that hangs."""
         with self._connection(timeout + 10.0) as sock:
-            while self._unreferenced:
-                protocol.send(sock, {"op": "release", "snapshot": self._unreferenced.popleft()})
-                protocol.receive(sock)
+            self._release_unreferenced(sock)
             protocol.send(sock, request)
             message, fds = protocol.receive(sock)
         if "error" in message:
@@ -262,6 +261,11 @@ class NativeBackend:
                 os.close(fd)
             raise getattr(errors, message["error"])(message["message"])
         return message, fds
+
+    def _release_unreferenced(self, sock: socket.socket) -> None:
+        while self._unreferenced:
+            protocol.send(sock, {"op": "release", "snapshot": self._unreferenced.popleft()})
+            protocol.receive(sock)
 
     def _carry(self, request: Callable[[socket.socket], dict[str, Any]], timeout: float) -> dict[str, Any]:
         """A request with bytes beside it. Raises what the caller's end of the pipe raised, as it was."""

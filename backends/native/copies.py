@@ -33,6 +33,10 @@ class CopyFailed(Exception):
     """A guest did not come to be; the message says why."""
 
 
+class CopyLate(CopyFailed):
+    """It has not announced itself by its deadline."""
+
+
 @dataclass(eq=False)
 class Expected:
     """A node whose guest has not announced itself yet. `done` is called once, with the failure or None."""

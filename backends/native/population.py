@@ -11,7 +11,7 @@ from typing import Any
 from sandbox_gym.backends.shared.jobs import Jobs
 from sandbox_gym.errors import SandboxDied, SnapshotError
 
-from .copies import CopyFailed, Expected, Maker, deadline_in, read_announcement, read_refusal
+from .copies import CopyFailed, CopyLate, Expected, Maker, deadline_in, read_announcement, read_refusal
 from .images import Image
 from .node import Node
 
@@ -72,7 +72,7 @@ class Population:
         now = time.monotonic()
         self._jobs.expire(now)
         for expected in [e for e in self.expected if e.deadline <= now]:
-            self.arrive(expected, CopyFailed("it did not answer in time"))
+            self.arrive(expected, CopyLate("it did not answer in time"))
         for node in [n for n in self.sandboxes.values() if n.dies_at is not None and n.dies_at <= now]:
             node.kill("its time to live is over")
 

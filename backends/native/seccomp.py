@@ -1,10 +1,10 @@
 """The system call filter that every guest runs under: a deny list, answered with EPERM as Docker does.
 
 What is denied reaches state that namespaces don't separate (keyrings, kernel modules, the clock, performance
-counters), or has a long record of kernel bugs and no use in a sandbox (bpf, io_uring, userfaultfd). clone3 answers
-ENOSYS, since a filter can't see its flags: C libraries then fall back on clone, whose flags are checked. What no
-snapshot could hold, and none would notice, is answered as by a kernel that lacks it: POSIX message queues (which live
-on where nobody sees them), and memory that a fork leaves out or wipes.
+counters, sockets to the hypervisor), or has a long record of kernel bugs and no use in a sandbox (bpf, io_uring,
+userfaultfd). clone3 answers ENOSYS, since a filter can't see its flags: C libraries then fall back on clone, whose
+flags are checked. What no snapshot could hold, and none would notice, is answered as by a kernel that lacks it: POSIX
+message queues (which live on where nobody sees them), and memory that a fork leaves out or wipes.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ _UNSHARE = {"x86_64": 272, "aarch64": 97}
 _MOUNT = {"x86_64": 165, "aarch64": 40}
 _MADVISE = {"x86_64": 28, "aarch64": 233}
 _MADV_DONTFORK, _MADV_WIPEONFORK = 10, 18
+_SOCKET = {"x86_64": 41, "aarch64": 198}
+_AF_VSOCK = 40
 _MQ_OPEN = {"x86_64": 240, "aarch64": 180}
 _CLONE3 = 435
 _X32_BIT = 0x40000000
@@ -107,6 +109,13 @@ def program() -> bytes:
             _op(_RETURN, eperm),
             _op(_LOAD, _NR),
         ]
+    code += [  # sockets to the hypervisor, which no network namespace separates
+        _op(_JEQ, _SOCKET[machine], 0, 4),
+        _op(_LOAD, _ARG0),
+        _op(_JEQ, _AF_VSOCK, 0, 1),
+        _op(_RETURN, eperm),
+        _op(_LOAD, _NR),
+    ]
     code += [
         _op(_JEQ, _MADVISE[machine], 0, 5),
         _op(_LOAD, _ARG2),

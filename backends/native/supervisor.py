@@ -22,7 +22,7 @@ from sandbox_gym.backends.shared.jobs import Jobs
 from sandbox_gym.errors import BackendUnavailable, SandboxError
 
 from . import disk, rootfs
-from .copies import CopyFailed, Expected, Maker, deadline_in
+from .copies import CopyFailed, CopyLate, Expected, Maker, deadline_in
 from .images import Imager
 from .node import Family, Node
 from .population import Population
@@ -111,6 +111,10 @@ class Supervisor:
         node = self._maker.first(self._family(spec), request["name"])
 
         def done(expected: Expected, failure: CopyFailed | None) -> None:
+            if isinstance(failure, CopyLate):
+                message = f"no guest answered within {request['timeout']} s: give create more time"
+                reply({"error": "SandboxTimeout", "message": message})
+                return
             if failure is not None:
                 hint = "" if spec.rootfs is None else f" ({rootfs.NEEDED})"
                 reply({"error": "BackendUnavailable", "message": f"{failure}{hint}"})

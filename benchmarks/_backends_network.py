@@ -1,0 +1,161 @@
+"""Egress: how fast an allowed host is, and that whatever is not allowed is refused and recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+from benchmarks._report import Row
+from sandbox_gym.network import Allow
+from sandbox_gym.sandbox import Sandbox
+
+# A process of its own: in this one it would share the interpreter's lock with whatever is measured.
+_SERVER = """
+import http.server, socketserver
+block = bytes(1 << 20)
+class Pages(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        away = self.path == '/away'
+        self.send_response(302 if away else 200)
+        if away:
+            self.send_header('Location', 'http://elsewhere.test/')
+        size = int(self.path[1:] or 0) if self.path[1:].isdigit() else 0
+        self.send_header('Content-Length', str(size << 20))
+        self.end_headers()
+        for _ in range(size):
+            self.wfile.write(block)
+    def log_message(self, *args):
+        pass
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Pages)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+# The same on the host and in a sandbox: bytes a second of a body, straight from the socket.
+_CLIENT = """
+import socket, sys, time
+proxy, host, port, megabytes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+peer, url = (('127.0.0.1', 3128), f'http://{host}/{megabytes}') if proxy == 'proxy' else ((host, port), f'/{megabytes}')
+buffer = bytearray(1 << 20)
+with socket.create_connection(peer, timeout=30) as sock:
+    start = time.perf_counter()
+    sock.sendall(f'GET {url} HTTP/1.1\\r\\nHost: {host}\\r\\nConnection: close\\r\\n\\r\\n'.encode())
+    count = 0
+    while got := sock.recv_into(buffer):
+        count += got
+    took = time.perf_counter() - start
+assert count > megabytes << 20, (count, bytes(buffer[:300]))
+print(count / took)
+"""
+_WORDS = """
+import socket, struct, urllib.error, urllib.request, os
+for name in ('no_proxy', 'NO_PROXY'):
+    os.environ.pop(name, None)
+def get(url):
+    try:
+        return urllib.request.urlopen(url, timeout=10).status
+    except OSError:
+        return None
+def connect(host, port):
+    try:
+        socket.create_connection((host, port), timeout=10).close()
+        return True
+    except OSError:
+        return None
+def tunnel(to):
+    with socket.create_connection(('127.0.0.1', 3128), timeout=10) as sock:
+        sock.sendall(f'CONNECT {to} HTTP/1.1\\r\\nHost: {to}\\r\\n\\r\\n'.encode())
+        return True if b' 200 ' in sock.recv(4096) else None
+def look_up(name):
+    try:
+        return bool(socket.getaddrinfo(name, 80))
+    except OSError:
+        return None
+"""
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[int]:
+    """The port, on loopback, of a web server."""
+    process = subprocess.Popen([sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def run(backend: str, quick: bool) -> list[Row]:
+    with _server() as port:
+        rules = Allow(services={"api:80": f"127.0.0.1:{port}", "api": f"127.0.0.1:{port}"})
+        with Sandbox.create(backend=backend, network=rules, cpus=None) as box:
+            return [*_throughput(backend, box, port, quick), _refusals(backend, box)]
+
+
+def _throughput(backend: str, box: Sandbox, port: int, quick: bool) -> list[Row]:
+    megabytes, rounds = (128, 5) if quick else (512, 9)
+    box.write_file("/tmp/client.py", _CLIENT)
+
+    def direct() -> float:
+        command = [sys.executable, "-c", _CLIENT, "-", "127.0.0.1", str(port), str(megabytes)]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+    def inside(way: str, at: int) -> Callable[[], float]:
+        command = ["python3", "/tmp/client.py", way, "api", str(at), str(megabytes)]
+
+        def measure() -> float:
+            result = box.exec(command, timeout=60)
+            assert result.ok, result
+            return float(result.stdout)
+
+        return measure
+
+    ways = {"": direct, "by the proxy": inside("proxy", 80), "straight": inside("-", port)}
+    speeds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, measure in ways.items():
+            speeds[way].append(measure() / 2**20)
+    host = statistics.median(speeds.pop(""))
+    return [
+        Row(
+            f"{backend}: an allowed host {way}",
+            statistics.median(found),
+            "MB/s",
+            "the host's own client",
+            host,
+            0.5,
+            True,
+        )
+        for way, found in speeds.items()
+    ]
+
+
+def _refusals(backend: str, box: Sandbox) -> Row:
+    """Each is refused in the sandbox, and in its log."""
+    tries = {
+        "a denied name": ("get('http://denied.test/')", "denied.test"),
+        "a raw address": ("get('http://192.0.2.7/')", "192.0.2.7"),
+        "a DNS tunnel": (
+            "look_up('c2VjcmV0LW9mLXRoZS1ndWVzdA.tunnel.test')",
+            "c2vjcmv0lw9mlxrozs1ndwvzda.tunnel.test",
+        ),
+        "a redirect to a denied host": ("get('http://api/away')", "elsewhere.test"),
+        "IPv6": ("get('http://[2001:db8::7]/')", "2001:db8::7"),
+        "a CONNECT to another port": ("tunnel('api:22')", "api"),
+    }
+    refused = 0
+    for name, (code, host) in tries.items():
+        before = len(box.network_log())
+        result = box.run_code(f"{_WORDS}{code}", timeout=60)
+        records = [r for r in box.network_log()[before:] if r.verdict == "denied"]
+        logged = any(r.host.lower() == host for r in records)
+        if result.ok and result.value is None and logged:
+            refused += 1
+        else:
+            print(f"{backend}: {name} came to {result.value} {result.error}, and {records}", file=sys.stderr)
+    return Row(
+        f"{backend}: ways out, refused and logged", refused, "of them", "ways out", len(tries), 1.0, True
+    )

@@ -1,0 +1,1 @@
+"""What the suite looks at, a module for each kind of question."""
