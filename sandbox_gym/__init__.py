@@ -13,6 +13,7 @@ from sandbox_gym import registration
 if TYPE_CHECKING:
     from sandbox_gym._budget import set_budget as set_budget
     from sandbox_gym._snapshot import Snapshot as Snapshot
+    from sandbox_gym.api import Artifact as Artifact
     from sandbox_gym.api import CodeResult as CodeResult
     from sandbox_gym.api import ErrorInfo as ErrorInfo
     from sandbox_gym.api import ExecResult as ExecResult
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Allow": "network",
+    "Artifact": "api",
     "BackendUnavailable": "errors",
     "Branch": "branching",
     "BudgetExceeded": "errors",
@@ -83,6 +85,7 @@ _HOMES = {
 
 __all__ = [
     "Allow",
+    "Artifact",
     "BackendUnavailable",
     "Branch",
     "BudgetExceeded",
