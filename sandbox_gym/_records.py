@@ -138,6 +138,8 @@ def _artifacts(rows: Any, name: str) -> tuple[Artifact, ...]:
         if mime == "image/png" and not data.startswith(artifacts.PNG):
             raise ProtocolError(f"sandbox {name} sent a PNG that is none")
         made.append(Artifact(mime, data))
+    if sum(len(artifact.data) for artifact in made) > artifacts.MAX_TOTAL:
+        raise ProtocolError(f"sandbox {name} sent more than {artifacts.MAX_TOTAL} bytes of artifacts")
     return tuple(made)
 
 

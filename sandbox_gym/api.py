@@ -136,8 +136,8 @@ class Artifact:
 @dataclass(frozen=True)
 class CodeResult:
     """What `run_code` returns. `value`: repr of the last expression, None if there is none. `duration` in seconds;
-    `stdout_cut`, `stderr_cut`: bytes that were dropped past the bound. `artifacts`: what the cell has shown beside text,
-    in its order; `notes`: what is missing among them, and why.
+    `stdout_cut`, `stderr_cut`: bytes that were dropped past the bound. `artifacts`: what the cell has shown beside
+    text, in its order; `notes`: what is missing among them, and why.
     """
 
     stdout: str

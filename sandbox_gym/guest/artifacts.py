@@ -71,7 +71,12 @@ def is_open(value: Any) -> bool:
     """Whether it is a figure that `show_figures` will show."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     number = getattr(value, "number", None)
-    return type(number) is int and pyplot is not None and _kind(value) is _figure and pyplot.fignum_exists(number)
+    return (
+        type(number) is int
+        and pyplot is not None
+        and _kind(value) is _figure
+        and pyplot.fignum_exists(number)
+    )
 
 
 def note(text: str) -> None:
@@ -92,7 +97,9 @@ def _add(mime: str, data: bytes) -> None:
     if len(_shown) >= MAX_COUNT:
         note(f"more than {MAX_COUNT} artifacts in a cell: the others were left out")
     elif len(data) > MAX_BYTES or len(data) + sum(len(other["data"]) for other in _shown) > MAX_TOTAL:
-        note(f"{len(data)} bytes of {mime} were left out: over {MAX_BYTES}, or over {MAX_TOTAL} with the others")
+        note(
+            f"{len(data)} bytes of {mime} were left out: over {MAX_BYTES}, or over {MAX_TOTAL} with the others"
+        )
     else:
         _shown.append({"mime": mime, "data": data})
 
@@ -123,8 +130,10 @@ def _plotly(figure: Any) -> None:
     try:
         data = pio.to_image(figure, format="png", validate=False)
     except Exception as error:
-        why = str(error).strip().partition("\n")[0]
-        note(f"a plotly figure is there as JSON (plotly.io.from_json), not as PNG: {type(error).__name__}: {why}")
+        why = " ".join(str(error).split())
+        note(
+            f"a plotly figure is there as JSON (plotly.io.from_json), not as PNG: {type(error).__name__}: {why}"
+        )
         _add("application/vnd.plotly.v1+json", pio.to_json(figure, validate=False).encode())
     else:
         _add("image/png", data)
@@ -172,7 +181,9 @@ def _after_pillow(image_show: Any) -> None:
 def _after_plotly(pio: Any) -> None:
     if "PLOTLY_RENDERER" not in os.environ:
         base = pio.base_renderers.ExternalRenderer
-        pio.renderers["sandbox"] = type("Sandbox", (base,), {"render": lambda self, figure: _plotly(figure)})()
+        pio.renderers["sandbox"] = type(
+            "Sandbox", (base,), {"render": lambda self, figure: _plotly(figure)}
+        )()
         pio.renderers.default = "sandbox"
 
 
@@ -193,7 +204,9 @@ _AFTER: dict[str, Callable[[Any], None]] = {
 class Hook:
     """On sys.meta_path: a library that shows figures is told of `show` once it has been imported."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         after = _AFTER.get(name)
         if after is None:
             return None
@@ -215,7 +228,9 @@ def _then(loader: Any, after: Callable[[Any], None]) -> None:
         original(module)
         try:
             after(module)
-        except Exception as error:  # a release that is unlike all that were tried: its figures are shown by `display`
+        except (
+            Exception
+        ) as error:  # a release that is unlike all that were tried: its figures are shown by `display`
             note(f"{module.__name__} does not show by itself here: {type(error).__name__}: {error}")
 
     loader.exec_module = exec_module

@@ -1,4 +1,4 @@
-"""matplotlib's backend in cells: Agg, whose figures `plt.show()` shows and closes. matplotlib imports it, nobody else."""
+"""matplotlib's backend in cells: Agg, whose figures `plt.show()` shows and closes. Only matplotlib imports it."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class _Manager(FigureManagerBase):
 
 
 class FigureCanvas(FigureCanvasAgg):
-    manager_class = _Manager  # type: ignore[assignment]
+    manager_class = _Manager
