@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from sandbox_gym.errors import SandboxError as SandboxError
     from sandbox_gym.errors import SandboxTimeout as SandboxTimeout
     from sandbox_gym.errors import SnapshotError as SnapshotError
+    from sandbox_gym.exploring import Trial as Trial
+    from sandbox_gym.exploring import Trials as Trials
+    from sandbox_gym.exploring import explore as explore
+    from sandbox_gym.exploring import race as race
     from sandbox_gym.hosting import Trajectory as Trajectory
     from sandbox_gym.images.image import Image as Image
     from sandbox_gym.network import Allow as Allow
@@ -79,6 +83,10 @@ _HOMES = {
     "Template": "template",
     "TerminalEnv": "envs.terminal",
     "Trajectory": "hosting",
+    "Trial": "exploring",
+    "Trials": "exploring",
+    "explore": "exploring",
+    "race": "exploring",
     "register_envs": "registration",
     "set_budget": "_budget",
 }
@@ -115,6 +123,10 @@ __all__ = [
     "Template",
     "TerminalEnv",
     "Trajectory",
+    "Trial",
+    "Trials",
+    "explore",
+    "race",
     "register_envs",
     "set_budget",
 ]

@@ -32,6 +32,7 @@ LAYERS: dict[str, set[str]] = {
         "_store",
         "_transfer",
         "archive",
+        "exploring",
         "process",
         "sandbox",
         "template",
