@@ -112,7 +112,8 @@ def race(
 
     An action is a command line, several, or a function that is given the copy; `check` a command line that exits
     with 0, or a function that returns true. `parallel` copies live at a time (the number of processors); `timeout`:
-    seconds for all together. A function that still runs then is not waited for: its copy is gone, and its next call raises.
+    seconds for all together. A function that still runs then is not waited for: its copy is gone, and its next call
+    raises.
 
         with race(box, patches, "pytest -q") as tried:
             print(tried.winner.name if tried else [trial.outputs[-1].stdout for trial in tried])
