@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox_gym import registration
 
 if TYPE_CHECKING:
+    from sandbox_gym._audit import set_audit as set_audit
     from sandbox_gym._budget import set_budget as set_budget
     from sandbox_gym._snapshot import Snapshot as Snapshot
     from sandbox_gym.api import Artifact as Artifact
@@ -88,6 +89,7 @@ _HOMES = {
     "explore": "exploring",
     "race": "exploring",
     "register_envs": "registration",
+    "set_audit": "_audit",
     "set_budget": "_budget",
 }
 
@@ -128,6 +130,7 @@ __all__ = [
     "explore",
     "race",
     "register_envs",
+    "set_audit",
     "set_budget",
 ]
 

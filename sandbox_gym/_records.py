@@ -53,6 +53,7 @@ _KINDS: dict[type[Any], dict[str, tuple[type, ...]]] = {
     FileInfo: {"path": _TEXT, "kind": _TEXT, "size": _COUNT, "mode": _COUNT, "mtime": _SECONDS},
 }
 _MIMES = ("image/png", "text/csv", "application/vnd.plotly.v1+json")
+SHELL = ("/bin/sh", "-c", 'if command -v bash >/dev/null; then exec bash -c "$0"; else eval "$0"; fi')
 _MAX_PROCESSES = 64 + 256  # that run, and that have ended
 _ERRNO = re.compile(r"\[Errno (\d{1,3})\] (.*)", re.DOTALL)
 

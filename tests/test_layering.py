@@ -23,6 +23,8 @@ LAYERS: dict[str, set[str]] = {
     "images": {"images"},
     "backends": {"backends"},
     "sandbox": {
+        "_audit",
+        "_audit_rows",
         "_budget",
         "_calls",
         "_drafts",
@@ -50,7 +52,7 @@ LAYERS: dict[str, set[str]] = {
         "vector",
     },
     "integrations": {"ray", "rllib"},
-    "front": {"__main__", "_table", "cli", "demo", "doctor", "benchmarks"},
+    "front": {"__main__", "_table", "_tree", "audit", "cli", "demo", "doctor", "benchmarks"},
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
 # Beside the stack: knows nothing of sandboxes, and the environments' layer gives it its states.
