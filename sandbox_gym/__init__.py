@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from sandbox_gym import registration
 
 if TYPE_CHECKING:
+    from sandbox_gym._audit import set_audit as set_audit
     from sandbox_gym._budget import set_budget as set_budget
     from sandbox_gym._snapshot import Snapshot as Snapshot
+    from sandbox_gym.api import Artifact as Artifact
     from sandbox_gym.api import CodeResult as CodeResult
     from sandbox_gym.api import ErrorInfo as ErrorInfo
     from sandbox_gym.api import ExecResult as ExecResult
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from sandbox_gym.errors import SandboxError as SandboxError
     from sandbox_gym.errors import SandboxTimeout as SandboxTimeout
     from sandbox_gym.errors import SnapshotError as SnapshotError
+    from sandbox_gym.exploring import Trial as Trial
+    from sandbox_gym.exploring import Trials as Trials
+    from sandbox_gym.exploring import explore as explore
+    from sandbox_gym.exploring import race as race
     from sandbox_gym.hosting import Trajectory as Trajectory
     from sandbox_gym.images.image import Image as Image
     from sandbox_gym.network import Allow as Allow
@@ -48,6 +54,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Allow": "network",
+    "Artifact": "api",
     "BackendUnavailable": "errors",
     "Branch": "branching",
     "BudgetExceeded": "errors",
@@ -77,12 +84,18 @@ _HOMES = {
     "Template": "template",
     "TerminalEnv": "envs.terminal",
     "Trajectory": "hosting",
+    "Trial": "exploring",
+    "Trials": "exploring",
+    "explore": "exploring",
+    "race": "exploring",
     "register_envs": "registration",
+    "set_audit": "_audit",
     "set_budget": "_budget",
 }
 
 __all__ = [
     "Allow",
+    "Artifact",
     "BackendUnavailable",
     "Branch",
     "BudgetExceeded",
@@ -112,7 +125,12 @@ __all__ = [
     "Template",
     "TerminalEnv",
     "Trajectory",
+    "Trial",
+    "Trials",
+    "explore",
+    "race",
     "register_envs",
+    "set_audit",
     "set_budget",
 ]
 

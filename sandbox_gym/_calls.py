@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sandbox_gym import _records, _transfer
+from sandbox_gym import _audit, _records, _transfer
 from sandbox_gym.api import Backend, CodeResult, ErrorInfo, ExecResult, FileInfo, Live
 from sandbox_gym.channel import GuestError
 from sandbox_gym.errors import LimitExceeded, ProtocolError, SandboxDied, SandboxError, SandboxTimeout
@@ -65,7 +65,7 @@ class GuestCalls:
         _records.check_seconds("timeout", timeout)
         with self._awake():
             try:
-                fields = self._live.channel.call(Op.CODE, {"code": code}, timeout=timeout)
+                fields = _audit.call(self, Op.CODE, {"code": code}, timeout=timeout)
             except SandboxTimeout:
                 return self._interrupt(timeout)
             except KeyboardInterrupt:
@@ -103,8 +103,7 @@ class GuestCalls:
         """
         if not isinstance(command, str):
             raise TypeError(f"shell takes a command line, not {command!r}: exec takes a list")
-        line = 'if command -v bash >/dev/null; then exec bash -c "$0"; else eval "$0"; fi'
-        return self.exec(["/bin/sh", "-c", line, command], timeout, cwd=cwd, env=env, stdin=stdin)
+        return self.exec([*_records.SHELL, command], timeout, cwd=cwd, env=env, stdin=stdin)
 
     def exec(
         self,
@@ -252,7 +251,7 @@ class GuestCalls:
         """One request to the guest. Raises GuestError for what its handler raised; anything worse ends the sandbox."""
         with self._awake():
             try:
-                return self._live.channel.call(op, value, timeout=timeout)
+                return _audit.call(self, op, value, timeout=timeout)
             except (SandboxTimeout, SandboxDied, ProtocolError) as error:
                 raise self._fatal(error) from None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sandbox_gym.api import (
+    Artifact,
     CodeResult,
     ErrorInfo,
     ExecResult,
@@ -19,6 +20,7 @@ from sandbox_gym.api import (
     parse_bytes,
 )
 from sandbox_gym.errors import ProtocolError, SandboxError
+from sandbox_gym.guest import artifacts
 from sandbox_gym.network import Allow
 
 UNSET: Any = object()
@@ -29,7 +31,13 @@ _SECONDS = (float, int)
 _STREAMS = {"stdout": _TEXT, "stderr": _TEXT, "stdout_cut": _COUNT, "stderr_cut": _COUNT}
 _RAN = {**_STREAMS, "timed_out": (bool,), "duration": _SECONDS}
 _KINDS: dict[type[Any], dict[str, tuple[type, ...]]] = {
-    CodeResult: {**_RAN, "value": (str, type(None)), "error": (ErrorInfo, type(None))},
+    CodeResult: {
+        **_RAN,
+        "value": (str, type(None)),
+        "error": (ErrorInfo, type(None)),
+        "artifacts": (tuple,),
+        "notes": (tuple,),
+    },
     ExecResult: {**_RAN, "exit_code": _COUNT},
     ShellResult: {**_RAN, "exit_code": _COUNT, "ended": (bool,)},
     ProcessInfo: {
@@ -44,6 +52,8 @@ _KINDS: dict[type[Any], dict[str, tuple[type, ...]]] = {
     ErrorInfo: {"type": _TEXT, "message": _TEXT, "traceback": _TEXT},
     FileInfo: {"path": _TEXT, "kind": _TEXT, "size": _COUNT, "mode": _COUNT, "mtime": _SECONDS},
 }
+_MIMES = ("image/png", "text/csv", "application/vnd.plotly.v1+json")
+SHELL = ("/bin/sh", "-c", 'if command -v bash >/dev/null; then exec bash -c "$0"; else eval "$0"; fi')
 _MAX_PROCESSES = 64 + 256  # that run, and that have ended
 _ERRNO = re.compile(r"\[Errno (\d{1,3})\] (.*)", re.DOTALL)
 
@@ -110,9 +120,35 @@ def code_result(fields: Any, name: str) -> CodeResult:
     fields = dict(fields) if isinstance(fields, dict) else {}
     if isinstance(fields.get("error"), dict):
         fields["error"] = record(ErrorInfo, fields["error"], name)
+    fields["artifacts"] = _artifacts(fields.get("artifacts"), name)
+    fields["notes"] = _notes(fields.get("notes"), name)
     result = record(CodeResult, fields, name)
     assert isinstance(result, CodeResult)
     return result
+
+
+def _artifacts(rows: Any, name: str) -> tuple[Artifact, ...]:
+    """PNGs by their first bytes: a guest's bytes are looked at no further. Raises ProtocolError."""
+    if not isinstance(rows, list) or len(rows) > artifacts.MAX_COUNT:
+        raise ProtocolError(f"sandbox {name} sent no list of artifacts")
+    made = []
+    for row in rows:
+        mime, data = (row.get("mime"), row.get("data")) if isinstance(row, dict) else (None, None)
+        if mime not in _MIMES or not isinstance(data, bytes) or len(data) > artifacts.MAX_BYTES:
+            raise ProtocolError(f"sandbox {name} sent an artifact that is none")
+        if mime == "image/png" and not data.startswith(artifacts.PNG):
+            raise ProtocolError(f"sandbox {name} sent a PNG that is none")
+        made.append(Artifact(mime, data))
+    if sum(len(artifact.data) for artifact in made) > artifacts.MAX_TOTAL:
+        raise ProtocolError(f"sandbox {name} sent more than {artifacts.MAX_TOTAL} bytes of artifacts")
+    return tuple(made)
+
+
+def _notes(rows: Any, name: str) -> tuple[str, ...]:
+    whole = isinstance(rows, list) and len(rows) <= artifacts.MAX_NOTES
+    if not whole or not all(isinstance(row, str) and len(row) <= artifacts.MAX_NOTE for row in rows):
+        raise ProtocolError(f"sandbox {name} sent no notes")
+    return tuple(rows)
 
 
 def exec_result(fields: Any, name: str) -> ExecResult:

@@ -123,9 +123,21 @@ class ErrorInfo:
 
 
 @dataclass(frozen=True)
+class Artifact:
+    """Something that a cell has shown. `mime`: "image/png" (figures and pictures), "text/csv" (tables), or
+    "application/vnd.plotly.v1+json" (a plotly figure where no browser could draw it; `plotly.io.from_json` reads it).
+    `data`: its bytes, from the guest: a PNG by its first bytes, and no more is promised.
+    """
+
+    mime: str
+    data: bytes
+
+
+@dataclass(frozen=True)
 class CodeResult:
     """What `run_code` returns. `value`: repr of the last expression, None if there is none. `duration` in seconds;
-    `stdout_cut`, `stderr_cut`: bytes that were dropped past the bound.
+    `stdout_cut`, `stderr_cut`: bytes that were dropped past the bound. `artifacts`: what the cell has shown beside
+    text, in its order; `notes`: what is missing among them, and why.
     """
 
     stdout: str
@@ -134,9 +146,10 @@ class CodeResult:
     error: ErrorInfo | None
     timed_out: bool
     duration: float
-    artifacts: tuple[Any, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
     stdout_cut: int = 0
     stderr_cut: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

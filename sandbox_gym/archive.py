@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from sandbox_gym import _records
+from sandbox_gym import _audit, _records
 from sandbox_gym._drafts import Draft
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.api import Archiving, Backend, Rng, SandboxSpec
@@ -69,6 +69,7 @@ class Manifest:
     parts: tuple[Part, ...]
     label: str | None
     created: float  # seconds since the epoch
+    origin: str | None = None  # the snapshot that was written, by its id where it was taken
 
     @property
     def stored_bytes(self) -> int:
@@ -117,7 +118,8 @@ class Manifest:
             raise TypeError(f"{len(parts)} parts")
         if label is not None and (not isinstance(label, str) or len(label) > _MOST_LABEL):
             raise TypeError("a label")
-        return cls(state, facts, parts, label, created)
+        origin = fields.get("origin")
+        return cls(state, facts, parts, label, created, None if origin is None else str(origin)[:_MOST_LABEL])
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ def write_parts(
         _write_part(backend, image.id, number, target(), deadline - time.monotonic())
         for number in range(state["parts"])
     ]
-    return Manifest(state, facts, tuple(parts), label, time.time())
+    return Manifest(state, facts, tuple(parts), label, time.time(), image.id)
 
 
 def _write_part(backend: Archiving, image_id: str, number: int, target: BinaryIO, timeout: float) -> Part:
@@ -266,7 +268,9 @@ def restore_parts(
     blocks = chain.from_iterable(blob.blocks() for blob in blobs)
     files = [part.files for part in manifest.parts]
     taken = archive.unpack(spec, manifest.state, files, blocks, timeout=timeout)
-    return Snapshot(backend, taken, spec, None, manifest.label)
+    snapshot = Snapshot(backend, taken, spec, None, manifest.label)
+    _audit.loaded(snapshot, manifest.origin)
+    return snapshot
 
 
 def make_ready(image: Snapshot, *, rng: Rng) -> Snapshot:

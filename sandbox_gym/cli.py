@@ -38,6 +38,18 @@ def _parser() -> argparse.ArgumentParser:
     ls = commands.add_parser("ls", help="live sandboxes and snapshots of all clients on this machine")
     ls.set_defaults(run=_ls)
 
+    tree = commands.add_parser("tree", help="which live sandbox and snapshot came from which")
+    tree.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    tree.set_defaults(run=_tree)
+
+    audit = commands.add_parser("audit", help="what an audit log holds: every command, cell, file write, ...")
+    audit.add_argument("file", nargs="?", metavar="FILE", help="the log; by default $SANDBOX_GYM_AUDIT")
+    audit.add_argument(
+        "--sandbox", metavar="ID", help="of one (or its name), with what its ancestors did before it branched"
+    )
+    audit.add_argument("--json", action="store_true", help="all that is kept of each, as JSON, one a line")
+    audit.set_defaults(run=_audit)
+
     gc = commands.add_parser("gc", help="remove what clients that were killed have left")
     gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     gc.set_defaults(run=_gc)
@@ -98,6 +110,36 @@ def _ls(_: argparse.Namespace) -> int:
         for row in rows
     ]
     print(table(head, cells, right=(3, 5, 6)))
+    return 0
+
+
+def _tree(options: argparse.Namespace) -> int:
+    from sandbox_gym import _tree
+
+    _tree.show(watch=options.watch)
+    return 0
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from sandbox_gym import _audit, audit
+    from sandbox_gym.errors import SandboxError
+
+    path = options.file or os.environ.get(_audit.VARIABLE)
+    if not path:
+        print(f"Name the log's file, or set {_audit.VARIABLE}", file=sys.stderr)
+        return 2
+    try:
+        events = audit.read(path, sandbox=options.sandbox)
+        if options.json:
+            for line in audit.lines(events):
+                print(line)
+        else:
+            print(audit.as_table(events))
+    except (SandboxError, OSError, KeyError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        print(error.args[0] if error.args else error, file=sys.stderr)
+        return 1
     return 0
 
 

@@ -7,20 +7,14 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from sandbox_gym import _budget, _idle, _records
+from sandbox_gym import _audit, _budget, _idle, _records
 from sandbox_gym._calls import GuestCalls
 from sandbox_gym._records import UNSET
 from sandbox_gym._snapshot import Snapshot
-from sandbox_gym.api import (
-    Backend,
-    Live,
-    Rng,
-    SandboxSpec,
-    Taken,
-    make_mounts,
-)
+from sandbox_gym.api import Backend, Live, Rng, SandboxSpec, Taken, make_mounts
 from sandbox_gym.backends import lookup
 from sandbox_gym.channel import GuestError
 from sandbox_gym.errors import SandboxDied, SandboxError, SnapshotError
@@ -66,6 +60,7 @@ class Sandbox(GuestCalls):
         _sandboxes[self.id] = self
         if spec.idle_timeout is not None:
             _idle.watch(self, spec.idle_timeout)
+        _audit.made(self)
 
     # ---- making -------------------------------------------------------------------------------------------------
 
@@ -162,7 +157,8 @@ class Sandbox(GuestCalls):
         snapshot.used_at = time.monotonic()
         wish: dict[str, Any] = {"names": names, "timeout": _START_TIMEOUT, "network": network}
         lives = _budget.within(backend, lambda: backend.restore(snapshot.id, **wish))
-        made = [cls(backend, live, snapshot._spec, snapshot) for live in lives]
+        spec = snapshot._spec if network == "same" else replace(snapshot._spec, network=network)
+        made = [cls(backend, live, spec, snapshot) for live in lives]
         try:
             for box, seed in zip(made, seeds):
                 box._reseed(seed)
@@ -228,8 +224,10 @@ class Sandbox(GuestCalls):
     def _take(self, *, keep: bool, label: str | None, engine: Engine = "auto", levels: int = 1) -> Snapshot:
         """`levels`: how many more snapshots are to nest below this one at the least."""
         with self._awake():
+            _audit.look(self)
             taken = self._capture(keep=keep, engine=engine, levels=levels)
             snapshot = Snapshot(self._backend, taken, self._spec, self.parent, label)
+            _audit.taken(self, snapshot)
             if keep:
                 self.parent = snapshot
             return snapshot
@@ -292,6 +290,7 @@ class Sandbox(GuestCalls):
             (seed,) = copy_seeds(rng, 1)
             self._replace(snapshot)
             self.parent = snapshot
+            _audit.rewound(self, snapshot)
             self._reseed(seed)
 
     def _replace(self, snapshot: Snapshot) -> None:
@@ -337,6 +336,8 @@ class Sandbox(GuestCalls):
             self._lock.release()
 
     def _end(self, state: Literal["dead", "terminated"], reason: str | None) -> None:
+        if self._state in ("running", "stopped"):
+            _audit.ends(self, state, reason)
         was, self._state = self._state, state
         _sandboxes.pop(self.id, None)
         _idle.forget(self)

@@ -50,6 +50,7 @@ class Image:
     created: float = field(default_factory=time.time)
     network: Allow | None = None  # see `Node`; of one that was loaded, none
     outside: Sequence[Connection] = ()  # that its copies don't have
+    branched_from: str | None = None  # the sandbox that it is of
     loaded: bool = False  # from an archive: its layers stay apart, to be stored once wherever they are used
     depth: int = -1  # its copies are no deeper than a first guest
 
@@ -78,6 +79,7 @@ class Image:
             "state": "snapshot",
             "age": time.time() - self.created,
             "parent": None,
+            "branched_from": self.branched_from,
             "memory_bytes": self.memory_bytes,
             "pid": 0,
         }

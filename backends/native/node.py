@@ -59,6 +59,7 @@ class Node:
     created: float = field(default_factory=time.time)
     dies_at: float | None = None  # monotonic
     origin: str | None = None  # the snapshot that this sandbox came from
+    branched_from: str | None = None  # the sandbox that this one, or this snapshot, was taken of
     reason: str = ""  # why it was killed, when it was
     network: Allow | None = None  # what it, and what is restored from it, may reach
     outlet: Outlet | None = None
@@ -140,6 +141,7 @@ class Node:
             "state": "snapshot" if self.frozen else "running",
             "age": time.time() - self.created,
             "parent": self.origin,
+            "branched_from": self.branched_from,
             "memory_bytes": self.group.memory_bytes(),
             "pid": self.pid,
         }

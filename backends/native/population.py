@@ -142,6 +142,7 @@ class Population:
         """The sandbox itself is the snapshot from now on: `id`, `engine`, `why`, `depth_left`."""
         node.frozen, node.handles, node.dies_at = True, 1, None
         node.close_network()
+        node.branched_from = node.id
         node.id = node.name = secrets.token_hex(6)
         self.snapshots[node.id] = node
         why = "one single-threaded process with nothing shared"
@@ -149,7 +150,7 @@ class Population:
 
     def succeed(self, node: Node, heir: Node) -> None:
         """The heir is the sandbox from now on."""
-        heir.dies_at, heir.created = node.dies_at, node.created
+        heir.dies_at, heir.created, heir.branched_from = node.dies_at, node.created, node.branched_from
         if heir.outlet is not None:
             heir.outlet.inherit(node.outlet)
         self.sandboxes.pop(node.id, None)
@@ -160,6 +161,8 @@ class Population:
         del self.sandboxes[heir.id]
         old = self.sandboxes.pop(sandbox_id, None)
         name = heir.name
+        if heir.branched_from == sandbox_id:  # back to a moment of its own
+            heir.branched_from = old.branched_from if old is not None else None
         if old is not None:
             heir.created, heir.dies_at, name = old.created, old.dies_at, old.name
             if heir.outlet is not None:
@@ -206,7 +209,7 @@ class Population:
         if not isinstance(old, Node) or not isinstance(image, Image):
             raise SnapshotError(f"snapshot {snapshot_id} can't be put on disk: it, or its image, is gone")
         del self.snapshots[by]
-        image.id = snapshot_id
+        image.id, image.branched_from = snapshot_id, old.branched_from
         self.snapshots[snapshot_id] = image
         old.id = by  # its end must not be taken for the image's
         old.handles = 0

@@ -104,7 +104,7 @@ class Snapshots:
                 reply(_failed(node, reason))
                 return
             self._guests.snapshots[image.id] = image
-            image.handles = 1
+            image.handles, image.branched_from = 1, node.id
             if not request["keep"]:
                 self._guests.sandboxes.pop(node.id, None)
                 node.kill("it became a snapshot")
@@ -206,6 +206,7 @@ class Snapshots:
                 failures.append(str(failure))
             else:
                 self._guests.admit(expected.node, secrets.token_hex(6), expected.node.name, source.id)
+                expected.node.branched_from = source.branched_from
                 made.append(expected.node)
             if not waiting and not failures:
                 if replaced is not None:

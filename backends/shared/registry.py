@@ -122,9 +122,12 @@ def _of_other_users() -> list[Path]:
 def _plain_row(row: dict[str, Any], owner_pid: int) -> dict[str, Any]:
     """Only what a row has, of its types and printable: another user may have made it up."""
     texts = {name: ascii(str(row[name]))[1:-1][:80] for name in ("id", "name", "state")}
-    parent = None if row["parent"] is None else ascii(str(row["parent"]))[1:-1][:80]
+    origins = {
+        name: None if row.get(name) is None else ascii(str(row[name]))[1:-1][:80]
+        for name in ("parent", "branched_from")
+    }
     numbers = {"age": float(row["age"]), "memory_bytes": int(row["memory_bytes"]), "pid": int(row["pid"])}
-    return {**texts, "parent": parent, **numbers, "owner_pid": owner_pid}
+    return {**texts, **origins, **numbers, "owner_pid": owner_pid}
 
 
 def collect(dry_run: bool = False) -> list[str]:

@@ -14,7 +14,7 @@ import traceback
 import types
 from typing import Any
 
-from . import commands
+from . import artifacts, commands
 
 MAX_OUTPUT = 1 << 20  # bytes kept of each stream
 MAX_VALUE = 1 << 16  # characters kept of a value's repr
@@ -33,6 +33,8 @@ class Interpreter:
         self._cells = 0
         self._running = False
         self._capture = _Capture()
+        vars(builtins)["display"] = artifacts.display
+        sys.meta_path.insert(0, artifacts.Hook())
 
     def interrupt(self, signum: int, frame: Any) -> None:
         if self._running:
@@ -45,25 +47,26 @@ class Interpreter:
         before = commands.pids()
         started = time.perf_counter()
         result: dict[str, Any] = {"value": None, "error": None, "timed_out": False}
+        artifacts.begin()
         self._capture.start()
         try:
+            self._running = True
             try:
-                self._running = True
                 result["value"] = self._evaluate(code, f"<cell {self._cells}>")
-                self._running = False
             except TimedOut:
                 raise
             except (
                 BaseException
             ) as error:  # SystemExit and KeyboardInterrupt of a cell end the cell, not the guest
-                self._running = False
                 result["error"] = _describe(error)
+            artifacts.show_figures()
+            self._running = False
         except TimedOut:  # raised in the cell, or in the moment after it
             result["timed_out"] = True
             commands.kill_started(before)
         finally:
             streams = self._capture.stop()
-        return {**result, **streams, "duration": time.perf_counter() - started}
+        return {**result, **streams, **artifacts.taken(), "duration": time.perf_counter() - started}
 
     def _evaluate(self, code: str, name: str) -> str | None:
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
@@ -80,6 +83,8 @@ class Interpreter:
         if value is None:
             return None
         self._module.__dict__["_"] = value
+        if not artifacts.is_open(value):
+            artifacts.show(value)
         text = repr(value)
         return (
             text

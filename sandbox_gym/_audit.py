@@ -1,0 +1,281 @@
+"""The audit log's writing end: what is called, in a queue, and a thread that puts it into SQLite in batches.
+
+A call is in the queue before it is sent to its sandbox, and once more when it has ended. The thread empties the queue
+every tenth of a second: that much is lost when this process is killed, and nothing when it ends by itself. Steps of
+environments are not recorded. `sandbox_gym.audit` reads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from sandbox_gym import _audit_rows
+from sandbox_gym._audit_rows import KINDS, Entry
+from sandbox_gym.errors import SandboxError
+from sandbox_gym.guest.wire import Op
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from sandbox_gym._snapshot import Snapshot
+    from sandbox_gym.sandbox import Sandbox
+
+VARIABLE = "SANDBOX_GYM_AUDIT"
+_EVERY = 0.1  # seconds from one batch to the next
+_MOST = 512  # entries that wait; who brings more waits too
+_PATIENCE = 30.0  # seconds that other processes may hold the file
+_LOOK = 1.0  # seconds between looks at what networked sandboxes have tried
+
+
+def set_audit(path: str | os.PathLike[str] | None) -> None:
+    """From now on every command, code cell, file write, snapshot and restore of this process is recorded in a file of
+    SQLite, and what its sandboxes tried to reach; None stops that. Sandboxes that live already are included.
+
+    The same by the environment: `SANDBOX_GYM_AUDIT=path`, which this sets too, so that processes which are started
+    from now on (workers of Ray, say) log there as well. Any number of processes may write to one file; not over NFS.
+
+    Of each text 16 KiB are kept, of each output 4 KiB, with length and SHA-256 of the whole. Values of variables given
+    as `env=` are left out wherever they appear as they are, from six characters on. Kill this process, and the last
+    tenth of a second is lost. `sandbox-gym audit` shows the file, `sandbox_gym.audit.read` reads it.
+
+    Raises SandboxError when the file can't be written or is no audit log. (Should it fail later, the next call raises.)
+    """
+    global _log
+    old, _log = _log, None
+    if old is not None:
+        old.close()
+    os.environ.pop(VARIABLE, None)
+    if path is not None:
+        log = Log(os.path.abspath(os.fspath(path)))
+        log.start()
+        os.environ[VARIABLE] = log.path
+        _log = log
+
+
+# ---- what happens --------------------------------------------------------------------------------------------------
+
+
+def call(box: Any, op: Op, value: Any, *, timeout: float) -> Any:
+    """A request to the sandbox's guest, recorded where it is of a kind that is. Raises what the guest's channel does,
+    and SandboxError when the log can't be written.
+    """
+    log = _log
+    if log is None or op not in KINDS:
+        return box._live.channel.call(op, value, timeout=timeout)
+    log.check()
+    entry = Entry(KINDS[op], box.id, value, box._spec.env)
+    log.put(entry)
+    try:
+        answer = box._live.channel.call(op, value, timeout=timeout)
+    except BaseException as error:
+        entry.end(error)
+        raise
+    else:
+        entry.end(answer)
+    finally:
+        log.put(entry)
+    return answer
+
+
+def made(box: Sandbox) -> None:
+    if _log is not None:
+        spec, parent = box._spec, box.parent
+        facts: dict[str, Any] = {"name": box.name, "backend": box._backend.name}
+        facts |= {"image": spec.rootfs, "network": spec.network, "env": sorted(spec.env)}
+        _note("create" if parent is None else "restore", box, facts, parent)
+        if spec.network is not None:
+            _log.watch(box)
+
+
+def taken(box: Sandbox, snapshot: Snapshot) -> None:
+    if _log is not None:
+        facts = {"label": snapshot.label, "engine": snapshot.engine, "why": snapshot.why}
+        _note("snapshot", box, facts, snapshot)
+
+
+def loaded(snapshot: Snapshot, origin: str | None) -> None:
+    """`origin`: the snapshot that the archive was written from, under its id of that time."""
+    _note("load", None, {"label": snapshot.label, "origin": origin}, snapshot)
+
+
+def rewound(box: Sandbox, snapshot: Snapshot) -> None:
+    _note("rewind", box, {"label": snapshot.label}, snapshot)
+
+
+def ends(box: Sandbox, state: str, reason: str | None) -> None:
+    """Just before it does."""
+    if _log is not None:
+        look(box)
+        _note("end", box, {"state": state, "reason": reason}, None)
+
+
+def look(box: Sandbox) -> None:
+    """Records what the sandbox has tried to reach."""
+    log = _log
+    if log is not None and box._spec.network is not None:
+        with suppress(SandboxError):  # it has ended by itself: what was seen at the last look is there
+            records = box._backend.network_log(box._live)
+            log.put(Entry("network", box.id, records, box._spec.env, ended=True))
+
+
+def _note(kind: str, box: Sandbox | None, facts: dict[str, Any], snapshot: Snapshot | None) -> None:
+    if _log is not None:
+        place = snapshot.id if snapshot is not None else None
+        origin, env = (box.id, box._spec.env) if box is not None else (None, {})
+        _log.put(Entry(kind, origin, facts, env, snapshot=place, ended=True))
+
+
+# ---- the log --------------------------------------------------------------------------------------------------------
+
+
+class Log:
+    """A queue and the thread that empties it. `_turn` is held to wait, and by whoever ends a wait."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._queue: deque[Entry] = deque()
+        self._turn = threading.Condition()
+        self._started = self._closing = self._asleep = self._hurry = False
+        self._failure: Exception | None = None
+        self._networked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._watching = False
+
+    def start(self) -> None:
+        """Opens the file. Raises SandboxError."""
+        with self._turn:
+            if not self._started:
+                rows = _audit_rows.Rows(_open(self.path), f"{socket.gethostname()}:{os.getpid()}")
+                threading.Thread(target=self._run, args=(rows,), name="audit", daemon=True).start()
+                self._started = True
+                atexit.register(self.flush)
+
+    def check(self) -> None:
+        """Raises SandboxError when it can't be written."""
+        if not self._started:
+            self.start()
+        if self._failure is not None:
+            raise SandboxError(
+                f"the audit log {self.path} can't be written ({self._failure}): make room for it, or do without it "
+                "(set_audit(None))"
+            ) from self._failure
+
+    def put(self, entry: Entry) -> None:
+        """Waits for the thread where it is far behind. After a failure nothing is taken: `check` tells of that."""
+        if not self._started:
+            with suppress(SandboxError):
+                self.start()
+        if self._started and self._failure is None:
+            self._queue.append(entry)
+            if self._asleep or len(self._queue) >= _MOST:
+                self._press()
+
+    def _press(self) -> None:
+        with self._turn:
+            self._asleep = False
+            self._turn.notify_all()
+            while len(self._queue) >= _MOST and self._failure is None:
+                self._turn.wait(_EVERY)
+
+    def flush(self, timeout: float = 10.0) -> None:
+        """Returns when all that has happened so far is in the file. Raises SandboxError."""
+        self.check()
+        mark = Entry("", None, None, {}, ended=True)
+        self._queue.append(mark)
+        with self._turn:
+            self._hurry = True
+            self._turn.notify_all()
+            if not self._turn.wait_for(lambda: mark.row is not None or self._failure is not None, timeout):
+                raise SandboxError(f"the audit log {self.path} was not written within {timeout} s")
+        self.check()
+
+    def close(self) -> None:
+        """`flush`, and the thread and the file are gone."""
+        atexit.unregister(self.flush)
+        with suppress(SandboxError):  # every call has told of it
+            self.flush()
+        with self._turn:
+            self._closing = True
+            self._turn.notify_all()
+
+    def _run(self, rows: _audit_rows.Rows) -> None:
+        try:
+            while not self._closing:
+                self._rest()
+                batch = [self._queue.popleft() for _ in range(len(self._queue))]
+                rows.store(batch)
+                with self._turn:
+                    for entry in batch:
+                        entry.row = entry.row or 0
+                    self._turn.notify_all()
+        except Exception as error:  # a full disk, say
+            self._failure = error
+        finally:
+            rows.close()
+            with self._turn:
+                self._turn.notify_all()
+
+    def _rest(self) -> None:
+        """Until there is something to write; then a little more, in which more comes."""
+        with self._turn:
+            self._asleep = not self._queue  # what comes now wakes it, and what came before is seen below
+            self._turn.wait_for(lambda: self._queue or self._closing)
+            self._asleep = False
+            self._turn.wait_for(lambda: self._hurry or self._closing or len(self._queue) >= _MOST, _EVERY)
+            self._hurry = False
+
+    def watch(self, box: Sandbox) -> None:
+        """Looks every second at what it has tried to reach, for as long as it lives."""
+        self._networked.add(box)
+        with self._turn:
+            if not self._watching:
+                self._watching = True
+                threading.Thread(target=self._watch, name="audit-network", daemon=True).start()
+
+    def _watch(self) -> None:
+        while self._look_at_all():
+            with self._turn:
+                self._turn.wait_for(lambda: self._closing, _LOOK)
+
+    def _look_at_all(self) -> bool:
+        """False when there is none left to look at."""
+        with self._turn:
+            boxes = [box for box in list(self._networked) if box.status in ("running", "stopped")]
+            if self._closing or not boxes:
+                self._watching = False
+                return False
+        for box in boxes:
+            if box.status == "running":
+                look(box)
+        return True
+
+
+def _open(path: str) -> sqlite3.Connection:
+    import sqlite3
+
+    try:
+        os.close(
+            os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        )  # outputs are nobody else's to read
+        return _audit_rows.connect(path, _PATIENCE)
+    except (OSError, sqlite3.Error) as error:
+        raise SandboxError(f"the audit log {path} can't be written: {error}") from None
+
+
+def _after_fork() -> None:
+    """In the child: the thread is the parent's, and so is the connection, which SQLite forbids even to close here."""
+    global _log
+    if _log is not None:
+        _inherited.append(_log)
+        _log = Log(_log.path)
+
+
+_inherited: list[Log] = []
+_log: Log | None = Log(os.path.abspath(os.environ[VARIABLE])) if os.environ.get(VARIABLE) else None
+os.register_at_fork(after_in_child=_after_fork)
