@@ -61,6 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("size", metavar="SIZE", help="such as 10Gi")
     template.set_defaults(run=_template)
 
+    mcp = commands.add_parser("mcp", help="an MCP server over stdio: a fresh sandbox and its tools")
+    start = mcp.add_mutually_exclusive_group()
+    start.add_argument("--image", metavar="IMAGE", help="to start from, as in `template build`")
+    start.add_argument("--template", metavar="NAME", help="to start from")
+    mcp.add_argument(
+        "--allow", action="append", default=[], metavar="HOST", help="what it may reach; again for more"
+    )
+    mcp.set_defaults(run=_mcp)
+
     demo = commands.add_parser(
         "demo", help="play a game in sandboxes, branch it, search it; ends within two minutes"
     )
@@ -137,6 +146,12 @@ def _template(options: argparse.Namespace) -> int:
         print(error.args[0] if error.args else error, file=sys.stderr)
         return 1
     return 0
+
+
+def _mcp(options: argparse.Namespace) -> int:
+    from sandbox_gym.agents import mcp
+
+    return mcp.serve(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

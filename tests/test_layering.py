@@ -30,6 +30,7 @@ LAYERS: dict[str, set[str]] = {
         "_records",
         "_snapshot",
         "_store",
+        "_text",
         "_transfer",
         "archive",
         "process",
@@ -48,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
         "testing",
         "vector",
     },
-    "integrations": {"ray", "rllib"},
+    "integrations": {"agents", "ray", "rllib"},
     "front": {"__main__", "_table", "cli", "demo", "doctor", "benchmarks"},
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
