@@ -8,22 +8,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sandbox_gym.envs.call_agent_caller import (
-    ACTIONS,
-    AREAS,
-    MAX_TURNS,
-    NEEDS,
-    REPLIES,
-    TIMES,
-    Call,
-    advance,
-)
+from sandbox_gym.envs.call_agent_caller import ACTIONS, Call, advance
+from sandbox_gym.envs.call_agent_observation import SIZE, observe
 from sandbox_gym.envs.call_agent_policy import play_to_decision
 
 __all__ = ["ACTIONS", "CallAgentEnv"]
-
-_FACTS = ("budget", "area", "time")
-SIZE = len(NEEDS) + len(AREAS) + len(TIMES) + 1 + len(_FACTS) + len(REPLIES) + len(ACTIONS) + 3
 
 
 class CallAgentEnv(gymnasium.Env[Any, Any]):
@@ -67,13 +56,13 @@ class CallAgentEnv(gymnasium.Env[Any, Any]):
         if unknown:
             raise ValueError(f"the option known is 'decision', not {sorted(unknown)}")
         self._call = play_to_decision(self.np_random.random, int((options or {}).get("decision", 0)))
-        return self._observe(), self._info()
+        return observe(self._call), self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if not self.action_space.contains(action):
             raise ValueError(f"an action is a number below {len(ACTIONS)}, not {action!r}: {ACTIONS}")
         reward = advance(self.call, ACTIONS[int(action)], self.np_random.random)
-        return self._observe(), reward, self.call.outcome is not None, False, self._info()
+        return observe(self.call), reward, self.call.outcome is not None, False, self._info()
 
     def render(self) -> Any:
         if self.render_mode == "ansi":
@@ -83,19 +72,6 @@ class CallAgentEnv(gymnasium.Env[Any, Any]):
 
             return draw_call(self.call)
         return None
-
-    def _observe(self) -> Any:
-        call = self.call
-        caller = call.caller
-        row = [float("need" in call.known and caller.need == need) for need in NEEDS]
-        row += [float("area" in call.known and caller.area == area) for area in AREAS]
-        row += [float("time" in call.known and caller.time == time) for time in TIMES]
-        row += [caller.budget if "budget" in call.known else 0.0]
-        row += [float(fact in call.known) for fact in _FACTS]
-        row += [float(call.reply == reply) for reply in REPLIES]
-        row += [min(count, 3) / 3 for count in call.counts.values()]
-        row += [call.tone, call.turns / MAX_TURNS, float(call.discount)]
-        return np.array(row, np.float32)
 
     def _info(self) -> dict[str, Any]:
         call = self.call

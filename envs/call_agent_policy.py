@@ -1,29 +1,36 @@
-"""A plain receptionist for `CallAgent-v0`: fixed rules over what is known, nothing that the caller hides."""
+"""A plain receptionist for `CallAgent-v0`: fixed rules over what is observed."""
 
 from __future__ import annotations
 
-from sandbox_gym.envs.call_agent_caller import SEEKERS, Call, Draw, advance, begin
+from typing import Any
+
+from sandbox_gym.envs.call_agent_caller import ACTIONS, NEEDS, SEEKERS, Call, Draw, advance, begin
+from sandbox_gym.envs.call_agent_observation import FACTS, named, observe
 
 MAX_POINTS = 3
 
 
-def receptionist(call: Call) -> str:
-    """The action of a polite assistant who works through a list and never looks ahead."""
-    known, counts = call.known, call.counts
-    if not counts["greet"]:
+def receptionist(observation: Any) -> int:
+    """The action of a polite assistant who works through a list and never looks ahead. `observation`: [SIZE]."""
+    return ACTIONS.index(_receptionist(named(observation)))
+
+
+def _receptionist(seen: dict[str, float]) -> str:
+    if not seen["count greet"]:
         return "greet"
-    if call.tone < 0.3 and counts["apologise"] < 2:
+    if seen["tone"] < 0.3 and seen["count apologise"] < 2:
         return "apologise"
-    if "need" not in known:
+    need = next((need for need in NEEDS if seen[f"need {need}"]), None)
+    if need is None:
         return "ask_need"
-    if call.caller.need not in SEEKERS:  # he has said so
-        return {"sell": "offer_callback", "repair": "transfer"}.get(call.caller.need, "close")
-    for fact in ("budget", "area", "time"):
-        if fact not in known and counts[f"ask_{fact}"] < 2:
+    if need not in SEEKERS:
+        return {"sell": "offer_callback", "repair": "transfer"}.get(need, "close")
+    for fact in FACTS:
+        if not seen[f"knows {fact}"] and seen[f"count ask_{fact}"] < 2:
             return f"ask_{fact}"
-    if not counts["describe_home"]:
+    if not seen["count describe_home"]:
         return "describe_home"
-    return "book_viewing" if counts["book_viewing"] < 2 else "offer_callback"
+    return "book_viewing" if seen["count book_viewing"] < 2 else "offer_callback"
 
 
 def play_to_decision(draw: Draw, points: int) -> Call:
@@ -34,7 +41,7 @@ def play_to_decision(draw: Draw, points: int) -> Call:
         raise ValueError(f"decision is 0 to {MAX_POINTS}, not {points}")
     call, seen = begin(draw), 0
     while seen < points:
-        advance(call, receptionist(call), draw)
+        advance(call, ACTIONS[receptionist(observe(call))], draw)
         seen += call.decision
         if call.outcome is not None:
             call, seen = begin(draw), 0

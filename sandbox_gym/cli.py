@@ -70,6 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     mcp.set_defaults(run=_mcp)
 
+    duel = commands.add_parser("duel", help="choose between two continuations of a call, on a local web page")
+    duel.add_argument(
+        "--out", type=Path, default=Path("preferences.jsonl"), metavar="FILE", help="where choices are added"
+    )
+    duel.add_argument("--n", type=int, default=10, metavar="N", help="how many, at most")
+    duel.add_argument("--seed", type=int, default=0, metavar="SEED")
+    duel.set_defaults(run=_duel)
+
     demo = commands.add_parser(
         "demo", help="play a game in sandboxes, branch it, search it; ends within two minutes"
     )
@@ -152,6 +160,24 @@ def _mcp(options: argparse.Namespace) -> int:
     from sandbox_gym.agents import mcp
 
     return mcp.serve(options)
+
+
+def _duel(options: argparse.Namespace) -> int:
+    from sandbox_gym.duel import call_agent_duels, serve
+    from sandbox_gym.errors import SandboxError
+
+    def tell(address: str) -> None:
+        print(f"Open {address}\nCtrl-C ends it; what was chosen by then is kept.", flush=True)
+
+    try:
+        made = serve(call_agent_duels(seed=options.seed), options.out, n=options.n, on_ready=tell)
+    except KeyboardInterrupt:
+        return 130
+    except (SandboxError, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{made} choices were added to {options.out}")
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:

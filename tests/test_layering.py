@@ -50,7 +50,7 @@ LAYERS: dict[str, set[str]] = {
         "vector",
     },
     "integrations": {"agents", "ray", "rllib"},
-    "front": {"__main__", "_table", "cli", "demo", "doctor", "benchmarks"},
+    "front": {"__main__", "_table", "cli", "demo", "doctor", "duel", "benchmarks"},
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
 # Beside the stack: knows nothing of sandboxes, and the environments' layer gives it its states.

@@ -15,6 +15,7 @@ from sandbox_gym import Sandbox
 from sandbox_gym.env import SandboxEnv
 from sandbox_gym.envs.call_agent import ACTIONS, CallAgentEnv
 from sandbox_gym.envs.call_agent_caller import MAX_TURNS, NEEDS, REPLIES, Call, advance, begin, worth
+from sandbox_gym.envs.call_agent_observation import named, observe
 from sandbox_gym.envs.call_agent_policy import MAX_POINTS, receptionist
 from sandbox_gym.search import best_of_n
 
@@ -56,7 +57,7 @@ def test_a_call_is_copied_by_its_data_alone() -> None:
             draw = np.random.default_rng(seed).random
             call = begin(draw)
             while call.outcome is None:
-                advance(call, receptionist(call), draw)
+                advance(call, ACTIONS[receptionist(observe(call))], draw)
             calls.append(call)
         assert calls[0] == calls[1]
 
@@ -67,15 +68,18 @@ def test_secrets_are_hidden_until_told() -> None:
         env.reset(seed=0)
         object.__setattr__(env.call.caller, "need", need)
         env.call.caller.__dict__.update(budget=0.5 if need == "rent" else 0.9)
-        return env._observe()
+        return observe(env.call)
 
     assert all((row(need) == row("rent")).all() for need in NEEDS)
     env = CallAgentEnv()
     env.reset(seed=1)
-    before = env._observe()
+    before = observe(env.call)
     while "need" not in env.call.known:
         after, *_ = env.step(ACTIONS.index("ask_need"))
     assert after[NEEDS.index(env.call.caller.need)] == 1 > before[: len(NEEDS)].max()
+    seen = named(after)
+    assert seen[f"need {env.call.caller.need}"] == 1
+    assert seen["count ask_need"] == env.call.turns
 
 
 def test_rewards_are_as_told() -> None:
@@ -112,7 +116,7 @@ def test_rules_beat_chance_and_search_beats_greed() -> None:
         return statistics.mean(returns)
 
     chance = mean(lambda _, rng: ACTIONS[int(rng.integers(len(ACTIONS)))], 200)
-    rules = mean(lambda call, _: receptionist(call), 200)
+    rules = mean(lambda call, _: ACTIONS[receptionist(observe(call))], 200)
     assert chance < 0.5
     assert rules > chance + 4
     found = {}
@@ -217,4 +221,4 @@ def test_a_score_is_what_is_earned_and_what_the_best_ending_is_worth() -> None:
             assert worth(call) == 4
         while call.outcome is None:
             assert -1 <= worth(call) <= 10
-            advance(call, receptionist(call), draw)
+            advance(call, ACTIONS[receptionist(observe(call))], draw)
