@@ -41,6 +41,7 @@ LAYERS: dict[str, set[str]] = {
         "_exchange",
         "_lanes",
         "_spares",
+        "branch_model",
         "branching",
         "env",
         "envs",
