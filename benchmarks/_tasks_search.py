@@ -1,5 +1,5 @@
-"""Does search help? One weak policy, random over the menu, on the same quests for the same number of steps: as the prior
-of a tree search over branches, and in independent episodes from the start, of which the best is kept.
+"""Does search help? One weak policy, random over the menu, on the same quests for the same number of steps: as the
+prior of a tree search over branches, and in independent episodes from the start, of which the best is kept.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import numpy as np
 
 from benchmarks._report import Row, progress
 from sandbox_gym.envs.shell_quest import KINDS, ShellQuestEnv, files_key
+from sandbox_gym.envs.shell_quest_making import MENU_SIZE
 from sandbox_gym.search import MCTS
 
 _MAX_STEPS = 8  # of an episode, and so of a path in the tree
 _SIGNIFICANT = 0.01
+_SOLVED = 0.999  # an episode's return, sums of thirds and quarters
 _LABELS = {
     "search": "tree search over branches, each state once",
     "tree": "tree search over branches, repeats allowed",
@@ -29,16 +31,17 @@ Method = Callable[[ShellQuestEnv, int, int], Outcome]
 
 
 def _uniform(observations: list[Any]) -> tuple[None, Any]:
-    """The weak policy as a prior: equal chances, and no idea what a state is worth."""
+    """The weak policy as a prior: equal chances, and no idea what a state is worth beyond what it has earned."""
     return None, np.zeros(len(observations))
 
 
 def _tree(env: ShellQuestEnv, budget: int, seed: int, *, key: Any) -> Outcome:
     planner = MCTS(
         num_simulations=budget,
+        discount=1.0,
         evaluate=_uniform,
         key=key,
-        stop_when=lambda node: node.reward > 0,
+        stop_when=lambda node: node.path_return > _SOLVED,
         max_snapshots=budget + 2,
         seed=seed,
     )
@@ -55,14 +58,14 @@ def _repeating(env: ShellQuestEnv, budget: int, seed: int) -> Outcome:
 
 
 def _best_of_n(env: ShellQuestEnv, budget: int, seed: int) -> Outcome:
-    """Going back to the start is free here, though it costs search's rival nothing elsewhere either."""
+    """Going back to the start counts as no step."""
     rng = np.random.default_rng(seed)
     start = env.snapshot()
     for step in range(1, budget + 1):
-        _, reward, terminated, truncated, _ = env.step(np.int64(rng.integers(env.action_space.n)))
-        if reward > 0:
+        _, _, solved, truncated, _ = env.step(np.int64(rng.integers(MENU_SIZE)))
+        if solved:
             return step
-        if terminated or truncated:
+        if truncated:
             env.restore(start)
     return None
 

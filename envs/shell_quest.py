@@ -62,6 +62,7 @@ class _Episode:
     listing: str = ""  # names and modes of the files
     state: str = ""  # their fingerprint
     steps: int = 0
+    progress: float = 0.0
     over: bool = False
 
 
@@ -76,9 +77,9 @@ class ShellQuestEnv(BranchableEnv):
     and others lead astray; the observation is a Box [SIZE] of hashed words: what is to be done, what was said, how the
     files look, the menu, and the share of steps taken.
 
-    The reward is 1.0 when the quest is done, which ends the episode, else 0.0; after `max_steps` it is truncated. The
-    host looks at the files after each step and judges by itself: neither the check nor what it looks for is ever in the
-    sandbox.
+    A quest has some goals; the reward is the change in the share of them that is met, so that an episode's return is
+    1.0 when all are, which ends it. After `max_steps` it is truncated. The host looks at the files after each step and
+    judges by itself: neither the goals nor what they look for is ever in the sandbox.
 
     `info`: "kind", "prompt", "menu", "solved", and of the last command "ok", "exit_code" and "timed_out".
     `reset(options={"kind": k})` chooses among KINDS; the seed chooses the rest. Further keywords are those of
@@ -148,14 +149,21 @@ class ShellQuestEnv(BranchableEnv):
         files = look(box, FOLDER)
         if box.status == "dead":
             raise SandboxTimeout(f"sandbox {box.name}: the command ended it")
-        solved = episode.quest.check(files)
+        progress = episode.quest.progress(files)
+        solved = progress == 1.0
         steps = episode.steps + 1
         truncated = steps >= self._max_steps and not solved
         output = show(result, timeout=self._step_timeout, most=self._max_output)
         seen: dict[str, Any] = {"output": output, "listing": _listing(files), "state": fingerprint(files)}
-        self._episode = replace(episode, steps=steps, over=solved or truncated, **seen)
+        self._episode = replace(episode, steps=steps, progress=progress, over=solved or truncated, **seen)
         info = {"ok": result.ok, "exit_code": result.exit_code, "timed_out": result.timed_out}
-        return self.observation(), float(solved), solved, truncated, {**self._info(solved), **info}
+        return (
+            self.observation(),
+            progress - episode.progress,
+            solved,
+            truncated,
+            {**self._info(solved), **info},
+        )
 
     def observation(self) -> Any:
         """The last one, again."""
@@ -218,9 +226,8 @@ class ShellQuestEnv(BranchableEnv):
                 told = show(result, timeout=30.0, most=2000)
                 raise SandboxError(f"sandbox {box.name}: quest {quest.kind} could not be set up:\n{told}")
         files = look(box, FOLDER)
-        self._episode = _Episode(
-            quest, "" if self._menu else quest.prompt, _listing(files), fingerprint(files)
-        )
+        said = "" if self._menu else quest.prompt
+        self._episode = _Episode(quest, said, _listing(files), fingerprint(files))
         return self.observation(), self._info(False)
 
     @property

@@ -7,7 +7,7 @@ import io
 import random
 import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sandbox_gym.envs.shell_quest_files import Entry, Files
 
@@ -49,8 +49,8 @@ Check = Callable[[Files], bool]
 @dataclass(frozen=True)
 class Quest:
     """A task in a folder. `files`: what lies there first; `setup`: a command line that runs then. `reference`: commands
-    that solve it, one after the other; `distractors`: others that seem to the point. `check`: whether a folder is that
-    of a solved quest; it runs on the host, and only the host knows what it looks for.
+    that solve it, one after the other; `distractors`: others that seem to the point. `goals`: what a folder must
+    be like, none of them so at first; they are looked at on the host, and only the host knows what they look for.
     """
 
     kind: str
@@ -58,9 +58,13 @@ class Quest:
     files: Mapping[str, Entry]
     reference: tuple[str, ...]
     distractors: tuple[str, ...]
-    check: Check
+    goals: tuple[Check, ...]
     setup: str = ""
-    menu: tuple[str, ...] = field(default=())  # MENU_SIZE commands, the reference among them
+    menu: tuple[str, ...] = ()  # MENU_SIZE commands, the reference among them
+
+    def progress(self, files: Files) -> float:
+        """The share of its goals that a folder fulfils: 1.0 is solved."""
+        return sum(goal(files) for goal in self.goals) / len(self.goals)
 
 
 def with_menu(quest: Quest, rng: random.Random) -> Quest:
@@ -100,6 +104,13 @@ def says(path: str, content: str) -> Check:
     """A file holds this text, spaces around it aside."""
     return lambda files: (
         path in files and files[path].data.decode("utf-8", "replace").strip() == content.strip()
+    )
+
+
+def holds(wanted: Mapping[str, str]) -> Check:
+    """All these files are there, letter by letter."""
+    return lambda files: all(
+        path in files and files[path].data == content.encode() for path, content in wanted.items()
     )
 
 
