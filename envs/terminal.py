@@ -11,6 +11,7 @@ from typing import Any, Literal
 from gymnasium import spaces
 
 from sandbox_gym._snapshot import Snapshot
+from sandbox_gym._text import show
 from sandbox_gym.api import CodeResult, ExecResult
 from sandbox_gym.branching import BranchableEnv
 from sandbox_gym.errors import SandboxError, SandboxTimeout
@@ -201,27 +202,7 @@ class TerminalEnv(BranchableEnv):
         return reward
 
     def _show(self, result: CodeResult | ExecResult) -> str:
-        parts = [result.stdout, result.stderr]
-        if isinstance(result, ExecResult):
-            if result.limit:
-                parts.append(f"[killed at the limit of {result.limit}]")
-            elif result.exit_code and not result.timed_out:
-                parts.append(f"[exit code {result.exit_code}]")
-        else:
-            parts += [result.value or "", result.error.traceback or str(result.error) if result.error else ""]
-        if result.timed_out:
-            parts.append(f"[timed out after {self._step_timeout:g} s]")
-        text = "\n".join(part.rstrip("\n") for part in parts if part)
-        return _cut(text, self._max_output)
-
-
-def _cut(text: str, most: int) -> str:
-    """The beginning and the end, where it is too long."""
-    if len(text) <= most:
-        return text
-    kept = most - 64  # the note takes no more
-    note = f"\n[... {len(text) - kept} characters cut ...]\n"
-    return text[: kept // 2] + note + text[len(text) - (kept - kept // 2) :]
+        return show(result, timeout=self._step_timeout, most=self._max_output)
 
 
 def _info(result: CodeResult | ExecResult) -> dict[str, Any]:

@@ -73,6 +73,23 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("size", metavar="SIZE", help="such as 10Gi")
     template.set_defaults(run=_template)
 
+    mcp = commands.add_parser("mcp", help="an MCP server over stdio: a fresh sandbox and its tools")
+    start = mcp.add_mutually_exclusive_group()
+    start.add_argument("--image", metavar="IMAGE", help="to start from, as in `template build`")
+    start.add_argument("--template", metavar="NAME", help="to start from")
+    mcp.add_argument(
+        "--allow", action="append", default=[], metavar="HOST", help="what it may reach; again for more"
+    )
+    mcp.set_defaults(run=_mcp)
+
+    duel = commands.add_parser("duel", help="choose between two continuations of a call, on a local web page")
+    duel.add_argument(
+        "--out", type=Path, default=Path("preferences.jsonl"), metavar="FILE", help="where choices are added"
+    )
+    duel.add_argument("--n", type=int, default=10, metavar="N", help="how many, at most")
+    duel.add_argument("--seed", type=int, default=0, metavar="SEED")
+    duel.set_defaults(run=_duel)
+
     demo = commands.add_parser(
         "demo", help="play a game in sandboxes, branch it, search it; ends within two minutes"
     )
@@ -178,6 +195,30 @@ def _template(options: argparse.Namespace) -> int:
     except (SandboxError, KeyError, ValueError) as error:
         print(error.args[0] if error.args else error, file=sys.stderr)
         return 1
+    return 0
+
+
+def _mcp(options: argparse.Namespace) -> int:
+    from sandbox_gym.agents import mcp
+
+    return mcp.serve(options)
+
+
+def _duel(options: argparse.Namespace) -> int:
+    from sandbox_gym.duel import call_agent_duels, serve
+    from sandbox_gym.errors import SandboxError
+
+    def tell(address: str) -> None:
+        print(f"Open {address}\nCtrl-C ends it; what was chosen by then is kept.", flush=True)
+
+    try:
+        made = serve(call_agent_duels(seed=options.seed), options.out, n=options.n, on_ready=tell)
+    except KeyboardInterrupt:
+        return 130
+    except (SandboxError, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{made} choices were added to {options.out}")
     return 0
 
 

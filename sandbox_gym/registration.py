@@ -10,10 +10,15 @@ from types import ModuleType
 from typing import Any
 
 ENV_ID = "Sandbox-v0"
+# Environments that come with it, each a plain one or one that makes its own sandbox.
+_SHIPPED = {
+    "CallAgent-v0": "sandbox_gym.envs.call_agent:CallAgentEnv",
+    "ShellQuest-v0": "sandbox_gym.envs.shell_quest:ShellQuestEnv",
+}
 
 
 def register_envs() -> None:
-    """Registers Sandbox-v0 with Gymnasium. Idempotent; imports none of what it registers."""
+    """Registers Sandbox-v0, and what comes with it, with Gymnasium. Idempotent; imports none of what it registers."""
     import gymnasium
 
     if ENV_ID not in gymnasium.registry:
@@ -22,6 +27,9 @@ def register_envs() -> None:
             entry_point="sandbox_gym.env:make_env",
             vector_entry_point="sandbox_gym.vector:SandboxVectorEnv",
         )
+    for env_id, entry_point in _SHIPPED.items():
+        if env_id not in gymnasium.registry:
+            gymnasium.register(id=env_id, entry_point=entry_point)
 
 
 def register_when_imported() -> None:

@@ -32,6 +32,7 @@ LAYERS: dict[str, set[str]] = {
         "_records",
         "_snapshot",
         "_store",
+        "_text",
         "_transfer",
         "archive",
         "exploring",
@@ -43,6 +44,7 @@ LAYERS: dict[str, set[str]] = {
         "_exchange",
         "_lanes",
         "_spares",
+        "branch_model",
         "branching",
         "env",
         "envs",
@@ -51,8 +53,8 @@ LAYERS: dict[str, set[str]] = {
         "testing",
         "vector",
     },
-    "integrations": {"ray", "rllib"},
-    "front": {"__main__", "_table", "_tree", "audit", "cli", "demo", "doctor", "benchmarks"},
+    "integrations": {"agents", "ray", "rllib"},
+    "front": {"__main__", "_table", "_tree", "audit", "benchmarks", "cli", "demo", "doctor", "duel"},
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
 # Beside the stack: knows nothing of sandboxes, and the environments' layer gives it its states.
