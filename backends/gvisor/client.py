@@ -1,0 +1,145 @@
+"""The client's side of the gVisor backend: starts the supervisor once, asks it for sandboxes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from sandbox_gym.api import Deviation, Live, SandboxSpec, Taken
+from sandbox_gym.backends.native import disk
+from sandbox_gym.backends.shared import protocol, registry
+from sandbox_gym.backends.shared.link import Link, python_path
+from sandbox_gym.channel import Channel
+from sandbox_gym.guest.stdio import Stdio
+from sandbox_gym.network import Allow, NetworkRecord
+
+from . import runsc
+
+_BATCH = 16  # copies that one request asks for: they are made at once
+
+
+class GvisorBackend:
+    """See `sandbox_gym.api.Backend`. One instance a process; a forked child gets its own supervisor."""
+
+    name = "gvisor"
+    deviations: Sequence[Deviation] = ()
+    any_depth = True
+
+    def __init__(self) -> None:
+        cap = os.environ.get("SANDBOX_GYM_MAX_SANDBOXES", "1024")
+        self._warned = False
+        arguments = cap, runsc.find().path, disk.image_folder()
+        self._link = Link(self.name, "sandbox_gym.backends.gvisor.launch", *arguments)
+
+    def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
+        if spec.rootfs is None:
+            spec = dataclasses.replace(spec, python_path=python_path())
+        request = {"op": "create", "spec": protocol.spec_to_json(spec), "name": name, "timeout": timeout}
+        message, fds = self._link.ask(request, timeout)
+        self._warn(spec, message["unenforced"])
+        return _lives(message, fds)[0]
+
+    def snapshot(
+        self,
+        live: Live,
+        *,
+        keep: bool,
+        engine: str,
+        settled: bool,
+        obstacle: str | None = None,
+        timeout: float,
+        levels: int = 1,
+    ) -> Taken:
+        """Nothing has to settle, and nothing is in the way: the kernel inside saves itself."""
+        request = {"op": "snapshot", "id": live.id, "keep": keep, "engine": engine, "timeout": timeout}
+        message, _ = self._link.ask(request, timeout)
+        if not keep:
+            live.channel.close()
+        return Taken(message["id"], message["engine"], message["why"], message["depth_left"])
+
+    def restore(
+        self,
+        snapshot_id: str,
+        *,
+        names: Sequence[str | None],
+        timeout: float,
+        replace: Live | None = None,
+        network: Allow | Literal["same"] | None = "same",
+    ) -> list[Live]:
+        made: list[Live] = []
+        try:
+            for start in range(0, len(names), _BATCH):
+                batch = list(names[start : start + _BATCH])
+                request = {"op": "restore", "snapshot": snapshot_id, "names": batch, "timeout": timeout}
+                request["replace"] = replace.id if replace is not None else None
+                if network != "same":
+                    request["network"] = network.to_json() if network is not None else None
+                made += _lives(*self._link.ask(request, timeout))
+        except BaseException:
+            for live in made:
+                self.terminate(live)
+            raise
+        return made
+
+    def set_budget(self, *, memory: int | None, disk: int | None) -> None:
+        self._link.ask({"op": "budget", "budget": {"memory": memory, "disk": disk}}, 30.0)
+
+    def put_on_disk(self, snapshot_id: str, *, timeout: float) -> None:
+        """It is there already."""
+        self._link.ask({"op": "on_disk", "snapshot": snapshot_id}, timeout)
+
+    def release(self, snapshot_id: str) -> None:
+        self._link.ask({"op": "release", "snapshot": snapshot_id}, 30.0)
+
+    def release_later(self, snapshot_id: str) -> None:
+        self._link.unreferenced.append(snapshot_id)
+
+    def terminate(self, live: Live, reason: str | None = None) -> None:
+        live.channel.close()
+        self._link.ask({"op": "terminate", "id": live.id, "reason": reason}, 30.0)
+
+    def interrupt(self, live: Live) -> None:
+        self._link.ask({"op": "interrupt", "id": live.id}, 30.0)
+
+    def death(self, live: Live) -> str:
+        return str(self._link.ask({"op": "death", "id": live.id}, 30.0)[0]["reason"])
+
+    def usage(self, node_id: str) -> dict[str, int]:
+        return self._link.ask({"op": "usage", "id": node_id}, 30.0)[0]
+
+    def network_log(self, live: Live) -> list[NetworkRecord]:
+        return []
+
+    def list(self) -> list[dict[str, Any]]:
+        with self._link.connection(30.0) as sock:
+            return registry.rows(sock)
+
+    def alive(self) -> bool:
+        return self._link.alive()
+
+    def close(self) -> None:
+        """Ends the supervisor and with it every sandbox. Idempotent; returns when all is cleared."""
+        self._link.close()
+
+    def _warn(self, spec: SandboxSpec, unenforced: Sequence[str]) -> None:
+        limits = {"cpus": spec.limits.cpus, "memory": spec.limits.memory_bytes}
+        missing = [name for name in unenforced if limits[name] is not None]
+        if missing and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"default limits not enforced here: {', '.join(missing)} (no writable control group). Asking for one "
+                "explicitly is an error; see `sandbox-gym doctor`",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+
+def _lives(message: dict[str, Any], fds: Sequence[int]) -> list[Live]:
+    """Two descriptors each: what comes of the guest, what goes to it."""
+    return [
+        Live(row["id"], row["name"], Channel(Stdio(fds[2 * i], fds[2 * i + 1]), row["name"]))
+        for i, row in enumerate(message["sandboxes"])
+    ]
