@@ -1,4 +1,4 @@
-"""One sandbox: gVisor's kernel as a process (the sentry), one that opens files for it (the gofer), and what they hold."""
+"""One sandbox: gVisor's kernel as a process (the sentry), one that opens files for it (the gofer), what they hold."""
 
 from __future__ import annotations
 

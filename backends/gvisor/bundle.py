@@ -1,7 +1,7 @@
 """What runsc is told to run: a root file system, and an OCI configuration (opencontainers/runtime-spec, 1.0).
 
-The root is the one that native has, mounted read-only: one overlay of the kernel's over the listed host folders, or over
-an image. What is written lies in memory inside gVisor (`guest/own_disk.py`).
+The root is the one that native has, mounted read-only: one overlay of the kernel's over the listed host folders, or
+over an image. What is written lies in memory inside gVisor (`guest/own_disk.py`).
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ def _config(
             "env": [f"{name}={value}" for name, value in environment.items()],
             "cwd": "/",
             "noNewPrivileges": True,
-            "capabilities": {
-                kind: _CAPABILITIES for kind in ("bounding", "effective", "permitted", "inheritable")
-            },
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES),
             "rlimits": _rlimits(limits),
         },
         "mounts": [

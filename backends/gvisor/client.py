@@ -139,7 +139,8 @@ class GvisorBackend:
 
 def _lives(message: dict[str, Any], fds: Sequence[int]) -> list[Live]:
     """Two descriptors each: what comes of the guest, what goes to it."""
+    pipes: list[Any] = [Stdio(*fds[i : i + 2]) for i in range(0, len(fds), 2)]
     return [
-        Live(row["id"], row["name"], Channel(Stdio(fds[2 * i], fds[2 * i + 1]), row["name"]))
-        for i, row in enumerate(message["sandboxes"])
+        Live(row["id"], row["name"], Channel(pipe, row["name"]))
+        for row, pipe in zip(message["sandboxes"], pipes, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""The sandboxes and snapshots of a supervisor, those in the making, and the dead whose traces are still to be removed."""
+"""The sandboxes and snapshots of a supervisor, those in the making, and the dead whose traces are still there."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Population:
                 )
 
     def rows(self) -> list[dict[str, Any]]:
-        return [each.row() for each in (*self.boxes.values(), *self.images.values())]
+        return [box.row() for box in self.boxes.values()] + [image.row() for image in self.images.values()]
 
     def when_gone(self, box: Box, tell: Callable[[], object]) -> None:
         box.on_exit.append(tell)

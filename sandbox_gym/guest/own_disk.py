@@ -1,5 +1,5 @@
-"""A guest's writable disk where its kernel is gVisor's, which bounds none that lies outside: a tmpfs of the limit's size,
-as the upper layer of an overlay over the root file system, which is read-only there. Done once, before the agent.
+"""A guest's writable disk where its kernel is gVisor's, which bounds none that lies outside: a tmpfs of the limit's
+size, as the upper layer of an overlay over the root file system, which is read-only. Done once, before the agent.
 """
 
 from __future__ import annotations
