@@ -25,6 +25,7 @@ _PING = HEADER.pack(Op.PING, Status.OK, 0, 0, 0)
 _KILL_SECONDS = 20.0
 # Of host processes: gVisor has two and some threads for each of the guest's; its own limit comes first.
 _HOST_PIDS_EACH, _HOST_PIDS = 8, 512
+_KERNEL_BYTES = 32 << 20  # of memory, for gVisor itself: the limit is the guest's
 _MOST_TEXT = 1000  # characters
 
 
@@ -261,7 +262,8 @@ class Engine:
 def _of_host(limits: Limits) -> Limits:
     """What a sandbox's control group is told."""
     pids = None if limits.pids is None else limits.pids * _HOST_PIDS_EACH + _HOST_PIDS
-    return replace(limits, pids=pids)
+    memory = None if limits.memory_bytes is None else limits.memory_bytes + _KERNEL_BYTES
+    return replace(limits, pids=pids, memory_bytes=memory)
 
 
 def _become(argv: list[str], standard: list[int], join_fds: list[int]) -> None:
