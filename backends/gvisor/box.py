@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox_gym.backends.egress.gateway import Outlet
 from sandbox_gym.backends.native.cgroups import Group
 from sandbox_gym.network import Allow
 
 from .bundle import Family
+from .wires import Wires
 
 _MOST_SAID = 4000  # bytes kept of what runsc prints
 
@@ -42,6 +44,8 @@ class Box:
     origin: str | None = None  # the snapshot that it came from
     reason: str = ""  # why it was killed, when it was
     network: Allow | None = None
+    wires: Wires | None = None  # until it has come
+    outlet: Outlet | None = None
     on_exit: list[Callable[[], object]] = field(default_factory=list)
 
     def arrived(self) -> None:
@@ -63,6 +67,10 @@ class Box:
     def close(self) -> None:
         """Gives up its descriptors. Idempotent."""
         self.close_ends()
+        if self.wires is not None:
+            self.wires.close()
+        if self.outlet is not None:
+            self.outlet.close()
         for fd in (self.messages, self.pidfd):
             if fd >= 0:
                 os.close(fd)

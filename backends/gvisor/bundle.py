@@ -19,6 +19,8 @@ from sandbox_gym.backends.native.overlay import SUBDIR
 from sandbox_gym.backends.shared.environment import guest_environment
 from sandbox_gym.guest import syscalls
 
+from .wires import PLACE
+
 # Docker's default set, less raw sockets; CAP_SYS_ADMIN is for `own_disk`, which gives it up.
 _CAPABILITIES = [
     f"CAP_{name}"
@@ -59,6 +61,7 @@ def make_family(spec: SandboxSpec, folder: Path) -> Family:
     """
     built = rootfs.build(spec, folder, privileged=True)
     (folder / SUBDIR / rootfs.GUEST_FOLDER.lstrip("/") / "enter.py").write_text(_START)
+    (folder / SUBDIR / "etc/resolv.conf").write_text(f"nameserver {PLACE.address}\n")
     root = folder.parent / f"{folder.name}-root"
     root.mkdir()
     lowers = [str(built.skeleton), *([built.lower] if built.lower else [])]
@@ -82,19 +85,15 @@ def _mount(lowers: list[str], place: str) -> None:
         os.close(whole)
 
 
-def write_config(
-    folder: Path, family: Family, *, variables: Mapping[str, str], limits: Limits, netns: str | None
-) -> None:
+def write_config(folder: Path, family: Family, *, variables: Mapping[str, str], netns: str | None) -> None:
     """The file `config.json` of the bundle in `folder`. `netns`: the path of its network namespace."""
-    (folder / "config.json").write_text(json.dumps(_config(family, variables, limits, netns)))
+    (folder / "config.json").write_text(json.dumps(_config(family, variables, netns)))
 
 
-def _config(
-    family: Family, variables: Mapping[str, str], limits: Limits, netns: str | None
-) -> dict[str, Any]:
+def _config(family: Family, variables: Mapping[str, str], netns: str | None) -> dict[str, Any]:
     spec = family.spec
     disk = {
-        "size": limits.disk_bytes,
+        "size": spec.limits.disk_bytes,
         "attached": [target for _, target in family.attached],
         "workdir": spec.workdir or rootfs.WORKSPACE,
     }
@@ -112,7 +111,7 @@ def _config(
             "cwd": "/",
             "noNewPrivileges": True,
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), _CAPABILITIES),
-            "rlimits": _rlimits(limits),
+            "rlimits": _rlimits(spec.limits),
         },
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import os
 import warnings
@@ -110,8 +111,16 @@ class GvisorBackend:
     def usage(self, node_id: str) -> dict[str, int]:
         return self._link.ask({"op": "usage", "id": node_id}, 30.0)[0]
 
-    def network_log(self, live: Live) -> list[NetworkRecord]:
-        return []
+    def network_log(self, live: Live) -> builtins.list[NetworkRecord]:
+        found: builtins.list[NetworkRecord] = []
+        after, more = 0, True
+        while more:
+            page, _ = self._link.ask({"op": "records", "id": live.id, "after": after}, 30.0)
+            for row in page["records"]:
+                after = row.pop("n")
+                found.append(NetworkRecord(**row))
+            more = page["more"]
+        return found
 
     def list(self) -> list[dict[str, Any]]:
         with self._link.connection(30.0) as sock:

@@ -9,19 +9,22 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandbox_gym.api import Limits
+from sandbox_gym.backends.egress.gateway import Gateway
+from sandbox_gym.backends.egress.network import changed_variables, variables
 from sandbox_gym.backends.native.cgroups import Groups
 from sandbox_gym.backends.shared.jobs import TIMED_OUT, Jobs
-from sandbox_gym.guest.wire import HEADER, Op, Status
+from sandbox_gym.guest.wire import HEADER, Op, Status, encode
+from sandbox_gym.network import Allow
 
+from . import wires
 from .box import Box, Image
 from .bundle import Family, write_config
 
-_PING = HEADER.pack(Op.PING, Status.OK, 0, 0, 0)
 _KILL_SECONDS = 20.0
 # Of host processes: gVisor has two and some threads for each of the guest's; its own limit comes first.
 _HOST_PIDS_EACH, _HOST_PIDS = 8, 512
@@ -46,9 +49,12 @@ class Coming:
 
 
 class Engine:
-    def __init__(self, jobs: Jobs, groups: Groups, runsc: str, folder: Path, images: Path) -> None:
+    def __init__(
+        self, jobs: Jobs, groups: Groups, gateway: Gateway, runsc: str, folder: Path, images: Path
+    ) -> None:
         self.jobs = jobs
         self.groups = groups
+        self.gateway = gateway
         self.images = images
         self._runsc = runsc
         self._boxes = folder / "boxes"
@@ -58,13 +64,18 @@ class Engine:
     # ---- coming ---------------------------------------------------------------------------------------------------
 
     def run(self, family: Family, name: str | None, timeout: float, done: Callable[[Box, str], None]) -> Box:
-        """A fresh sandbox. Raises OSError."""
-        return self._start(["run"], family, {}, name, b"", timeout, done)
+        """A fresh sandbox. Raises OSError, BackendUnavailable."""
+        return self._start(["run"], family, family.spec.network, name, b"", timeout, done)
 
     def restore(
-        self, image: Image, name: str | None, timeout: float, done: Callable[[Box, str], None]
+        self,
+        image: Image,
+        allow: Allow | None,
+        name: str | None,
+        timeout: float,
+        done: Callable[[Box, str], None],
     ) -> Box:
-        """A copy. Raises OSError."""
+        """A copy, which may reach these. Raises OSError, BackendUnavailable."""
 
         def ended(box: Box, failure: str) -> None:
             image.readers -= 1
@@ -74,7 +85,8 @@ class Engine:
         command = ["restore", f"--image-path={image.folder}"]
         image.readers += 1
         try:
-            return self._start(command, image.family, {}, name, _PING, timeout, ended)
+            request = _first_request(image.network, allow)
+            return self._start(command, image.family, allow, name, request, timeout, ended)
         except BaseException:
             image.readers -= 1
             raise
@@ -83,7 +95,7 @@ class Engine:
         self,
         command: list[str],
         family: Family,
-        variables: Mapping[str, str],
+        allow: Allow | None,
         name: str | None,
         request: bytes,
         timeout: float,
@@ -93,10 +105,12 @@ class Engine:
         box = Box(
             key, self._boxes / key, family, self.groups.make(key, _of_host(family.spec.limits)), name or ""
         )
+        box.network = allow
         theirs: list[int] = []
         try:
             box.folder.mkdir()
-            write_config(box.folder, family, variables=variables, limits=family.spec.limits, netns=None)
+            netns = self._connect(box, allow) if allow is not None else None
+            write_config(box.folder, family, variables=variables(allow, wires.PLACE), netns=netns)
             stdin, writes = os.pipe()
             theirs.append(stdin)
             box.ends = (writes,)
@@ -119,6 +133,7 @@ class Engine:
             box.remove()
             raise
         finally:
+            box.group.close_join()
             for fd in theirs:
                 os.close(fd)
         self.coming.append(coming)
@@ -126,8 +141,16 @@ class Engine:
         self.jobs.loop.watch(box.messages, lambda: self._prints(box))
         return box
 
+    def _connect(self, box: Box, allow: Allow) -> str:
+        """Opens its way to what it may reach. The path of its network namespace, until it has come."""
+        box.wires = wires.make(allow)
+        box.outlet = self.gateway.open(box.wires.gateway, allow)
+        return f"/proc/{os.getpid()}/fd/{box.wires.guest}"
+
     def _command(self, box: Box) -> list[str]:
-        options = ["--platform=systrap", "--network=none", "--overlay2=none", "--ignore-cgroups"]
+        # What is open to outside is cut by a checkpoint, else it would be in the checkpoint's way.
+        network = ["--network=none"] if box.network is None else ["--network=sandbox", "--net-disconnect-ok"]
+        options = ["--platform=systrap", *network, "--overlay2=none", "--ignore-cgroups"]
         return [self._runsc, f"--root={box.folder}/state", *options]
 
     def _speaks(self, coming: Coming) -> None:
@@ -159,7 +182,7 @@ class Engine:
     def _look(self, coming: Coming) -> None:
         if not coming.command_ended or coming.word is None:
             return
-        if coming.word not in (Op.READY, Op.PING):
+        if coming.word not in (Op.READY, Op.PING, Op.ADOPT):
             self._settle(coming, "its guest spoke otherwise than one does")
             return
         try:
@@ -172,6 +195,8 @@ class Engine:
     def _settle(self, coming: Coming, failure: str) -> None:
         self.coming.remove(coming)
         box = coming.box
+        if box.wires is not None:  # the sandbox is in there by now, and the gateway's sockets are
+            box.wires.close()
         if failure:
             self.jobs.loop.unwatch(box.ends[0])
             self._hear_all(box)
@@ -257,6 +282,15 @@ class Engine:
         finally:
             os.close(writes)
             os.close(null)
+
+
+def _first_request(before: Allow | None, now: Allow | None) -> bytes:
+    """Of a copy, which hears by it where its network is closed or opened."""
+    changed = changed_variables(before, now, wires.PLACE)
+    if not changed:
+        return HEADER.pack(Op.PING, Status.OK, 0, 0, 0)
+    meta, _ = encode({"variables": changed})
+    return HEADER.pack(Op.ADOPT, Status.OK, 0, len(meta), 0) + meta
 
 
 def _of_host(limits: Limits) -> Limits:

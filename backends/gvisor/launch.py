@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from sandbox_gym.backends.egress.gateway import Gateway
 from sandbox_gym.backends.native import cgroups, disk
 from sandbox_gym.backends.shared import janitor, registry
 from sandbox_gym.backends.shared.desk import Desk
@@ -13,6 +14,7 @@ from sandbox_gym.backends.shared.jobs import Jobs
 from sandbox_gym.backends.shared.loop import Loop
 from sandbox_gym.guest import syscalls
 
+from . import wires
 from .engine import Engine
 from .population import Population
 from .supervisor import Supervisor
@@ -40,7 +42,10 @@ def _supervise(
     (folder / "base").mkdir()
     syscalls.mount("sandbox-gym", str(folder / "base"), "tmpfs", syscalls.MS_NOSUID, "mode=755")
     jobs = Jobs(Loop())
-    engine = Engine(jobs, cgroups.Groups(hierarchy, folder.name), runsc, folder, images)
+    # runsc would set what there is to set of its network, which from Linux 6.11 on fails here.
+    syscalls.mount("sandbox-gym", "/proc/sys/net", "tmpfs", syscalls.MS_NOSUID, "mode=755")
+    groups, gateway = cgroups.Groups(hierarchy, folder.name), Gateway(jobs, wires.PLACE)
+    engine = Engine(jobs, groups, gateway, runsc, folder, images)
     guests = Population(engine, cap)
     unenforced = [name for name, c in cgroups.LIMITS.items() if c not in hierarchy.roots and name != "pids"]
     supervisor = Supervisor(folder, engine, guests, unenforced)

@@ -66,6 +66,8 @@ class Population:
         old = self.boxes.pop(sandbox_id, None)
         if old is not None:
             heir.created, heir.dies_at, heir.name = old.created, old.dies_at, old.name
+            if heir.outlet is not None:
+                heir.outlet.inherit(old.outlet)
             old.kill("a snapshot was restored in its place")
         self.admit(heir, sandbox_id)
 

@@ -52,7 +52,6 @@ class Supervisor:
                 self._guests.discard(box)
                 reply({"error": "BackendUnavailable", "message": f"no sandbox came to be: {failure}"})
                 return
-            box.network = spec.network
             self._guests.admit(box, secrets.token_hex(6))
             self._hand_out([box], reply)
 
@@ -80,7 +79,7 @@ class Supervisor:
             if waiting:
                 return
             if not failures:
-                self._admit_copies(order, image, allow, replaced)
+                self._admit_copies(order, image, replaced)
                 self._hand_out(order, reply)
             else:
                 for each in order:
@@ -89,18 +88,16 @@ class Supervisor:
 
         for name in names:
             try:
-                order.append(self._engine.restore(image, name, request["timeout"], done))
-            except OSError as error:  # those that were begun answer for all
-                failures.append(f"no process can be made: {error}")
+                order.append(self._engine.restore(image, allow, name, request["timeout"], done))
+            except (OSError, BackendUnavailable) as error:  # those that were begun answer for all
+                failures.append(str(error))
                 waiting -= 1
         if not waiting:
             raise SnapshotError(f"snapshot {image.id}: {failures[0]}")
 
-    def _admit_copies(
-        self, boxes: list[Box], image: Image, allow: Allow | None, replaced: str | None
-    ) -> None:
+    def _admit_copies(self, boxes: list[Box], image: Image, replaced: str | None) -> None:
         for box in boxes:
-            box.origin, box.network = image.id, allow
+            box.origin = image.id
             if replaced is not None:
                 self._guests.take_place(box, replaced)
             else:
@@ -231,6 +228,13 @@ class Supervisor:
         if found is None:
             raise SandboxError(f"no sandbox or snapshot {request['id']}")
         reply(found.usage())
+
+    def _do_records(self, request: dict[str, Any], reply: Reply) -> None:
+        outlet = self._guests.get(request["id"]).outlet
+        if outlet is None:
+            reply({"records": [], "more": False})
+        else:
+            outlet.records(request["after"], reply)
 
     def _do_budget(self, request: dict[str, Any], reply: Reply) -> None:
         self._guests.set_budget(request["budget"])
