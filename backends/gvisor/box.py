@@ -44,7 +44,7 @@ class Box:
     origin: str | None = None  # the snapshot that it came from
     reason: str = ""  # why it was killed, when it was
     network: Allow | None = None
-    wires: Wires | None = None  # until it has come
+    wires: Wires | None = None
     outlet: Outlet | None = None
     on_exit: list[Callable[[], object]] = field(default_factory=list)
 

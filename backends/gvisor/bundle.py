@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_gym.api import Limits, SandboxSpec
-from sandbox_gym.backends.native import rootfs
+from sandbox_gym.backends.native import overlay, rootfs
 from sandbox_gym.backends.native.overlay import SUBDIR
 from sandbox_gym.backends.shared.environment import guest_environment
 from sandbox_gym.guest import syscalls
@@ -60,16 +60,36 @@ def make_family(spec: SandboxSpec, folder: Path) -> Family:
     Raises BackendUnavailable, OSError.
     """
     built = rootfs.build(spec, folder, privileged=True)
-    (folder / SUBDIR / rootfs.GUEST_FOLDER.lstrip("/") / "enter.py").write_text(_START)
+    ours = folder / SUBDIR / rootfs.GUEST_FOLDER.lstrip("/")
+    (ours / "enter.py").write_text(_START)
+    (ours / "disk").mkdir()
     (folder / SUBDIR / "etc/resolv.conf").write_text(f"nameserver {PLACE.address}\n")
     root = folder.parent / f"{folder.name}-root"
     root.mkdir()
     lowers = [str(built.skeleton), *([built.lower] if built.lower else [])]
-    _mount(lowers, str(root))
-    return Family(spec, built.python, tuple(built.path), str(root), tuple(built.attached))
+    _mount_root(lowers, str(root))
+    attached = [
+        (_mount_read_only(source, folder.parent / f"{folder.name}-mount-{i}"), target)
+        for i, (source, target) in enumerate(built.attached)
+    ]
+    return Family(spec, built.python, tuple(built.path), str(root), tuple(attached))
 
 
-def _mount(lowers: list[str], place: str) -> None:
+def _mount_read_only(source: str, place: Path) -> str:
+    """Where the source can be seen and, whatever gVisor lets through, not be changed: a file that is opened with
+    O_TRUNC on a mount that is read-only for gVisor alone is emptied (release 20240729).
+    """
+    fd = syscalls.open_tree(source)
+    try:
+        syscalls.mount_setattr(fd, syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID)
+        place.mkdir() if os.path.isdir(source) else place.touch()
+        syscalls.move_mount(fd, str(place))
+    finally:
+        os.close(fd)
+    return str(place)
+
+
+def _mount_root(lowers: list[str], place: str) -> None:
     context = syscalls.fsopen("overlay")
     try:
         for lower in lowers:
@@ -80,9 +100,13 @@ def _mount(lowers: list[str], place: str) -> None:
     finally:
         os.close(context)
     try:
-        syscalls.move_mount(whole, place)
+        root = overlay.subtree_attached(whole)  # beside it, the whole shows all of the host
     finally:
         os.close(whole)
+    try:
+        syscalls.move_mount(root, place)
+    finally:
+        os.close(root)
 
 
 def write_config(folder: Path, family: Family, *, variables: Mapping[str, str], netns: str | None) -> None:
@@ -102,7 +126,7 @@ def _config(family: Family, variables: Mapping[str, str], netns: str | None) -> 
     network = {"type": "network", **({"path": netns} if netns else {})}
     return {
         "ociVersion": "1.0.2",
-        "root": {"path": f"{family.root}/{SUBDIR}", "readonly": True},
+        "root": {"path": family.root, "readonly": True},
         "hostname": "sandbox",
         "process": {
             "user": {"uid": 0, "gid": 0},

@@ -32,12 +32,23 @@ _KERNEL_BYTES = 32 << 20  # of memory, for gVisor itself: the limit is the guest
 _MOST_TEXT = 1000  # characters
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a sandbox has not come. `late`: its time was over."""
+
+    text: str
+    late: bool = False
+
+
+Done = Callable[[Box, "Failure | None"], None]
+
+
 @dataclass(eq=False)
 class Coming:
-    """A sandbox in the making. `done` is called once, with what went wrong or ""."""
+    """A sandbox in the making. `done` is called once."""
 
     box: Box
-    done: Callable[[Box, str], None]
+    done: Done
     deadline: float
     command_ended: bool = False
     spoken: bytes = b""
@@ -63,7 +74,7 @@ class Engine:
 
     # ---- coming ---------------------------------------------------------------------------------------------------
 
-    def run(self, family: Family, name: str | None, timeout: float, done: Callable[[Box, str], None]) -> Box:
+    def run(self, family: Family, name: str | None, timeout: float, done: Done) -> Box:
         """A fresh sandbox. Raises OSError, BackendUnavailable."""
         return self._start(["run"], family, family.spec.network, name, b"", timeout, done)
 
@@ -73,11 +84,11 @@ class Engine:
         allow: Allow | None,
         name: str | None,
         timeout: float,
-        done: Callable[[Box, str], None],
+        done: Done,
     ) -> Box:
         """A copy, which may reach these. Raises OSError, BackendUnavailable."""
 
-        def ended(box: Box, failure: str) -> None:
+        def ended(box: Box, failure: Failure | None) -> None:
             image.readers -= 1
             image.drop_unneeded()
             done(box, failure)
@@ -99,7 +110,7 @@ class Engine:
         name: str | None,
         request: bytes,
         timeout: float,
-        done: Callable[[Box, str], None],
+        done: Done,
     ) -> Box:
         key = secrets.token_hex(6)
         box = Box(
@@ -148,7 +159,7 @@ class Engine:
         return f"/proc/{os.getpid()}/fd/{box.wires.guest}"
 
     def _command(self, box: Box) -> list[str]:
-        # What is open to outside is cut by a checkpoint, else it would be in the checkpoint's way.
+        # Else connections that have ended not long ago, too, would be in a checkpoint's way.
         network = ["--network=none"] if box.network is None else ["--network=sandbox", "--net-disconnect-ok"]
         options = ["--platform=systrap", *network, "--overlay2=none", "--ignore-cgroups"]
         return [self._runsc, f"--root={box.folder}/state", *options]
@@ -162,7 +173,7 @@ class Engine:
             self._look(coming)
         elif not block:
             self.jobs.loop.unwatch(reads)
-            self._settle(coming, "its process ended before it spoke")
+            self._settle(coming, Failure("its process ended before it spoke"))
 
     def _prints(self, box: Box) -> None:
         if not box.hear():
@@ -172,9 +183,9 @@ class Engine:
         if coming not in self.coming:
             return
         if code == TIMED_OUT:
-            self._settle(coming, "it did not start in time")
+            self._settle(coming, Failure("it did not start in time", late=True))
         elif code:
-            self._settle(coming, f"runsc ended with {code}")
+            self._settle(coming, Failure(f"runsc ended with {code}"))
         else:
             coming.command_ended = True
             self._look(coming)
@@ -183,27 +194,28 @@ class Engine:
         if not coming.command_ended or coming.word is None:
             return
         if coming.word not in (Op.READY, Op.PING, Op.ADOPT):
-            self._settle(coming, "its guest spoke otherwise than one does")
+            self._settle(coming, Failure("its guest spoke otherwise than one does"))
             return
         try:
             coming.box.arrived()
         except (OSError, ValueError) as error:
-            self._settle(coming, f"its process is gone ({error})")
+            self._settle(coming, Failure(f"its process is gone ({error})"))
         else:
-            self._settle(coming, "")
+            self._settle(coming, None)
 
-    def _settle(self, coming: Coming, failure: str) -> None:
+    def _settle(self, coming: Coming, failure: Failure | None) -> None:
         self.coming.remove(coming)
         box = coming.box
-        if box.wires is not None:  # the sandbox is in there by now, and the gateway's sockets are
-            box.wires.close()
-        if failure:
+        if box.wires is not None:
+            box.wires.leave_guest()
+        if failure is not None:
             self.jobs.loop.unwatch(box.ends[0])
             self._hear_all(box)
-            said = box.said.decode("utf-8", "replace").strip()
-            failure = f"{failure}: {said[-_MOST_TEXT:]}" if said else failure
+            said = box.said.decode("utf-8", "replace").strip()[-_MOST_TEXT:]
+            text = f"{failure.text}: {said}" if said else failure.text
             if box.group.oom_kills():
-                failure = f"its memory limit is too small for a guest and gVisor's kernel: {failure}"
+                text = f"its memory limit is too small for a guest: {text}"
+            failure = Failure(text, failure.late)
         coming.done(box, failure)
 
     def _hear_all(self, box: Box) -> None:
@@ -216,7 +228,7 @@ class Engine:
 
     def expire(self, now: float) -> None:
         for coming in [coming for coming in self.coming if coming.deadline <= now]:
-            self._settle(coming, "its guest did not answer in time")
+            self._settle(coming, Failure("its guest did not answer in time", late=True))
 
     def deadlines(self) -> list[float]:
         return [coming.deadline for coming in self.coming]

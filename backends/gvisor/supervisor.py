@@ -20,7 +20,7 @@ from sandbox_gym.network import Allow
 
 from .box import Box, Image
 from .bundle import Family, make_family
-from .engine import Engine
+from .engine import Engine, Failure
 from .population import Population
 
 _PAGE = 100  # rows of `list` in one message
@@ -47,10 +47,11 @@ class Supervisor:
         self._guests.check_budget()
         self._guests.check([request["name"]])
 
-        def done(box: Box, failure: str) -> None:
-            if failure:
+        def done(box: Box, failure: Failure | None) -> None:
+            if failure is not None:
                 self._guests.discard(box)
-                reply({"error": "BackendUnavailable", "message": f"no sandbox came to be: {failure}"})
+                kind = "SandboxTimeout" if failure.late else "BackendUnavailable"
+                reply({"error": kind, "message": f"no sandbox came to be: {failure.text}"})
                 return
             self._guests.admit(box, secrets.token_hex(6))
             self._hand_out([box], reply)
@@ -68,13 +69,13 @@ class Supervisor:
         if "network" in request:
             allow = Allow.from_json(request["network"]) if request["network"] else None
         order: list[Box] = []
-        failures: list[str] = []
+        failures: list[Failure] = []
         waiting = len(names)
 
-        def done(box: Box, failure: str) -> None:
+        def done(box: Box, failure: Failure | None) -> None:
             nonlocal waiting
             waiting -= 1
-            if failure:
+            if failure is not None:
                 failures.append(failure)
             if waiting:
                 return
@@ -84,16 +85,17 @@ class Supervisor:
             else:
                 for each in order:
                     self._guests.discard(each)
-                reply({"error": "SnapshotError", "message": f"snapshot {image.id}: {failures[0]}"})
+                kind = "SandboxTimeout" if failures[0].late else "SnapshotError"
+                reply({"error": kind, "message": f"snapshot {image.id}: {failures[0].text}"})
 
         for name in names:
             try:
                 order.append(self._engine.restore(image, allow, name, request["timeout"], done))
             except (OSError, BackendUnavailable) as error:  # those that were begun answer for all
-                failures.append(str(error))
+                failures.append(Failure(str(error)))
                 waiting -= 1
         if not waiting:
-            raise SnapshotError(f"snapshot {image.id}: {failures[0]}")
+            raise SnapshotError(f"snapshot {image.id}: {failures[0].text}")
 
     def _admit_copies(self, boxes: list[Box], image: Image, replaced: str | None) -> None:
         for box in boxes:
@@ -144,6 +146,7 @@ class Supervisor:
                 f"sandbox {box.name}: the gvisor backend's only engine is gvisor, not {request['engine']}: take the "
                 "snapshot with engine='auto'"
             )
+        self._check_connections(box)
         self._guests.check_budget()
         self._check_room(box)
 
@@ -170,6 +173,15 @@ class Supervisor:
                 box.kill("it became a snapshot")
 
         self._engine.checkpoint(box, request["timeout"], done)
+
+    def _check_connections(self, box: Box) -> None:
+        """Raises SnapshotError."""
+        count = box.wires.connections() if box.wires is not None else 0
+        if count:
+            raise SnapshotError(
+                f"sandbox {box.name}: {count} connection(s) to outside are open in it, and gVisor's snapshot would end "
+                "them: close them first"
+            )
 
     def _check_room(self, box: Box) -> None:
         """Raises LimitExceeded."""

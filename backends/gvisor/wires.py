@@ -6,6 +6,7 @@ Neither leads anywhere else, and the sandbox's has routes to the rules' addresse
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -28,6 +29,7 @@ _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
 _MAIN_TABLE, _BY_ADMINISTRATOR, _UNICAST = 254, 4, 1
 _IFF_UP = 1
+_ESTABLISHED = "01"  # proc_net_tcp in the kernel's documentation
 
 
 @dataclass
@@ -37,12 +39,22 @@ class Wires:
     guest: int
     gateway: int
 
+    def connections(self) -> int:
+        """How many of TCP are open between them."""
+        return network.inside(self.gateway, _established)
+
+    def leave_guest(self) -> None:
+        """The sandbox is in there by now, and keeps it."""
+        if self.guest >= 0:
+            os.close(self.guest)
+        self.guest = -1
+
     def close(self) -> None:
-        """Who is in them, or has sockets there, keeps them. Idempotent."""
-        for fd in (self.guest, self.gateway):
-            if fd >= 0:
-                os.close(fd)
-        self.guest = self.gateway = -1
+        """Idempotent."""
+        self.leave_guest()
+        if self.gateway >= 0:
+            os.close(self.gateway)
+        self.gateway = -1
 
 
 def make(allow: Allow) -> Wires:
@@ -78,6 +90,15 @@ def _namespace() -> int:
     if failed:
         raise failed[0]
     return made[0]
+
+
+def _established() -> int:
+    rows: list[str] = []
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            with open(f"/proc/thread-self/net/{table}") as file:
+                rows += file.readlines()[1:]
+    return sum(row.split()[3] == _ESTABLISHED for row in rows)
 
 
 def _lay(guest_fd: int, six: bool) -> None:

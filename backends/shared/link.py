@@ -84,9 +84,6 @@ class Link:
     def ask(self, request: dict[str, Any], timeout: float) -> tuple[dict[str, Any], list[int]]:
         """One request, one reply. The supervisor keeps the deadline; the margin only catches one that hangs."""
         with self.connection(timeout + 10.0) as sock:
-            while self.unreferenced:
-                protocol.send(sock, {"op": "release", "snapshot": self.unreferenced.popleft()})
-                protocol.receive(sock)
             protocol.send(sock, request)
             message, fds = protocol.receive(sock)
         if "error" in message:
@@ -105,6 +102,9 @@ class Link:
                 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 sock.connect(str(self.folder / "socket"))
             sock.settimeout(timeout)
+            while self.unreferenced:
+                protocol.send(sock, {"op": "release", "snapshot": self.unreferenced.popleft()})
+                protocol.receive(sock)
             yield sock
         except TimeoutError:
             _close(sock)

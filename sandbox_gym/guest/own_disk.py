@@ -23,7 +23,7 @@ from .syscalls import (
     unshare,
 )
 
-_PLACE = "/mnt"
+_PLACE = "/.sandbox-gym/disk"  # `bundle` makes it
 _CAP_SYS_ADMIN = 21
 _NO_LIMIT = 1 << 50  # bytes: without a number it would be half of the machine's memory
 
