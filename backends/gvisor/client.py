@@ -27,11 +27,8 @@ class GvisorBackend:
 
     name = "gvisor"
     deviations: Sequence[Deviation] = (
-        Deviation(
-            "capture.whole_disk", "a hard link takes the setuid and setgid bits of its file away (gVisor)"
-        ),
-        Deviation("network.connections_end_in_copies", "a snapshot ends them in its source as well (gVisor)"),
-        Deviation("snapshot.saved_and_loaded", "snapshots are not written to files: native's are"),
+        Deviation("network.connections_end_in_copies", "no snapshot while connections to outside are open"),
+        Deviation("snapshot.saved_and_loaded", "snapshots can't be written to files"),
     )
     any_depth = True
 

@@ -6,13 +6,13 @@ Neither leads anywhere else, and the sandbox's has routes to the rules' addresse
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import socket
 import struct
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from sandbox_gym.backends.egress import network
 from sandbox_gym.guest import syscalls
@@ -95,9 +95,9 @@ def _namespace() -> int:
 def _established() -> int:
     rows: list[str] = []
     for table in ("tcp", "tcp6"):
-        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-            with open(f"/proc/thread-self/net/{table}") as file:
-                rows += file.readlines()[1:]
+        path = Path(f"/proc/thread-self/net/{table}")
+        if path.exists():  # else a kernel without IPv6
+            rows += path.read_text().splitlines()[1:]
     return sum(row.split()[3] == _ESTABLISHED for row in rows)
 
 
