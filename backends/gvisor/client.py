@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
-import os
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from sandbox_gym.api import Deviation, Live, SandboxSpec, Taken
 from sandbox_gym.backends.native import disk
-from sandbox_gym.backends.shared import protocol, registry
-from sandbox_gym.backends.shared.link import Link, python_path
+from sandbox_gym.backends.shared import protocol
+from sandbox_gym.backends.shared.supervised import Supervised, max_sandboxes, python_path
 from sandbox_gym.channel import Channel
 from sandbox_gym.guest.stdio import Stdio
-from sandbox_gym.network import Allow, NetworkRecord
+from sandbox_gym.network import Allow
 
 from . import runsc
 
 _BATCH = 16  # copies that one request asks for: they are made at once
 
 
-class GvisorBackend:
+class GvisorBackend(Supervised):
     """See `sandbox_gym.api.Backend`. One instance a process; a forked child gets its own supervisor."""
 
     name = "gvisor"
+    launch = "sandbox_gym.backends.gvisor.launch"
     deviations: Sequence[Deviation] = (
         Deviation("network.connections_end_in_copies", "no snapshot while connections to outside are open"),
         Deviation("snapshot.saved_and_loaded", "snapshots can't be written to files"),
@@ -33,16 +32,14 @@ class GvisorBackend:
     any_depth = True
 
     def __init__(self) -> None:
-        cap = os.environ.get("SANDBOX_GYM_MAX_SANDBOXES", "1024")
         self._warned = False
-        arguments = cap, runsc.find().path, disk.image_folder()
-        self._link = Link(self.name, "sandbox_gym.backends.gvisor.launch", *arguments)
+        super().__init__(max_sandboxes(), runsc.find().path, disk.image_folder())
 
     def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
         if spec.rootfs is None:
             spec = dataclasses.replace(spec, python_path=python_path())
         request = {"op": "create", "spec": protocol.spec_to_json(spec), "name": name, "timeout": timeout}
-        message, fds = self._link.ask(request, timeout)
+        message, fds = self._ask(request, timeout)
         self._warn(spec, message["unenforced"])
         return _lives(message, fds)[0]
 
@@ -59,7 +56,7 @@ class GvisorBackend:
     ) -> Taken:
         """Nothing has to settle, and nothing is in the way: the kernel inside saves itself."""
         request = {"op": "snapshot", "id": live.id, "keep": keep, "engine": engine, "timeout": timeout}
-        message, _ = self._link.ask(request, timeout)
+        message, _ = self._ask(request, timeout)
         if not keep:
             live.channel.close()
         return Taken(message["id"], message["engine"], message["why"], message["depth_left"])
@@ -81,60 +78,16 @@ class GvisorBackend:
                 request["replace"] = replace.id if replace is not None else None
                 if network != "same":
                     request["network"] = network.to_json() if network is not None else None
-                made += _lives(*self._link.ask(request, timeout))
+                made += _lives(*self._ask(request, timeout))
         except BaseException:
             for live in made:
                 self.terminate(live)
             raise
         return made
 
-    def set_budget(self, *, memory: int | None, disk: int | None) -> None:
-        self._link.ask({"op": "budget", "budget": {"memory": memory, "disk": disk}}, 30.0)
-
     def put_on_disk(self, snapshot_id: str, *, timeout: float) -> None:
         """It is there already."""
-        self._link.ask({"op": "on_disk", "snapshot": snapshot_id}, timeout)
-
-    def release(self, snapshot_id: str) -> None:
-        self._link.ask({"op": "release", "snapshot": snapshot_id}, 30.0)
-
-    def release_later(self, snapshot_id: str) -> None:
-        self._link.unreferenced.append(snapshot_id)
-
-    def terminate(self, live: Live, reason: str | None = None) -> None:
-        live.channel.close()
-        self._link.ask({"op": "terminate", "id": live.id, "reason": reason}, 30.0)
-
-    def interrupt(self, live: Live) -> None:
-        self._link.ask({"op": "interrupt", "id": live.id}, 30.0)
-
-    def death(self, live: Live) -> str:
-        return str(self._link.ask({"op": "death", "id": live.id}, 30.0)[0]["reason"])
-
-    def usage(self, node_id: str) -> dict[str, int]:
-        return self._link.ask({"op": "usage", "id": node_id}, 30.0)[0]
-
-    def network_log(self, live: Live) -> builtins.list[NetworkRecord]:
-        found: builtins.list[NetworkRecord] = []
-        after, more = 0, True
-        while more:
-            page, _ = self._link.ask({"op": "records", "id": live.id, "after": after}, 30.0)
-            for row in page["records"]:
-                after = row.pop("n")
-                found.append(NetworkRecord(**row))
-            more = page["more"]
-        return found
-
-    def list(self) -> list[dict[str, Any]]:
-        with self._link.connection(30.0) as sock:
-            return registry.rows(sock)
-
-    def alive(self) -> bool:
-        return self._link.alive()
-
-    def close(self) -> None:
-        """Ends the supervisor and with it every sandbox. Idempotent; returns when all is cleared."""
-        self._link.close()
+        self._ask({"op": "on_disk", "snapshot": snapshot_id}, timeout)
 
     def _warn(self, spec: SandboxSpec, unenforced: Sequence[str]) -> None:
         limits = {"cpus": spec.limits.cpus, "memory": spec.limits.memory_bytes}

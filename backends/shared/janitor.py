@@ -61,7 +61,7 @@ def run(
             flags |= syscalls.CLONE_NEWUSER
         syscalls.unshare(flags)
         if uid != 0:
-            _map_self(uid, gid)
+            map_self(uid, gid)
         pid = os.fork()
     except OSError as error:
         _tell(
@@ -102,7 +102,8 @@ def _clear(folder: Path, sweeper: int, mounts: Sequence[str]) -> None:
     os.waitpid(sweeper, 0)
 
 
-def _map_self(uid: int, gid: int) -> None:
+def map_self(uid: int, gid: int) -> None:
+    """In a new user namespace: these become root there."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         Path(f"/proc/self/{name}").write_text(text)
 

@@ -1,7 +1,10 @@
-"""A client's hold on its supervisor: the process is started once, asked over its socket, and ends with the lifeline."""
+"""The client's side of a backend whose sandboxes a supervisor of ours makes: that is started once, asked over its
+socket, and ends with the lifeline.
+"""
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import socket
@@ -16,6 +19,8 @@ from typing import Any
 
 import sandbox_gym
 from sandbox_gym import errors
+from sandbox_gym.api import Live
+from sandbox_gym.network import NetworkRecord
 
 from . import protocol, registry
 
@@ -23,25 +28,27 @@ _START_TIMEOUT = 30.0
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from {module} import main; main()"
 
 
-class Link:
-    """To the supervisor of one backend of this process. `module`: whose `main` is the supervisor; it gets the
-    lifeline's descriptor, the run folder and `arguments`. Raises BackendUnavailable where it can't start.
+class Supervised:
+    """What is alike in all of them. `name`: the backend's; `launch`: the module whose `main` is the supervisor, which
+    gets the lifeline's descriptor, the run folder and `arguments`. Raises BackendUnavailable where it can't start.
     """
 
-    def __init__(self, backend: str, module: str, *arguments: str) -> None:
-        self.folder = registry.make_folder()
-        self.facts: dict[str, Any] = {}  # what it tells of itself when it starts
-        self._backend = backend
+    name: str
+    launch: str
+
+    def __init__(self, *arguments: str) -> None:
+        self._folder = registry.make_folder()
+        self._facts: dict[str, Any] = {}  # what the supervisor tells of itself when it starts
         self._pid = os.getpid()
-        self._idle: list[socket.socket] = []
+        self._idle: builtins.list[socket.socket] = []
         self._lock = threading.Lock()
         # Snapshots whose last handle was garbage: released with the next request.
-        self.unreferenced: deque[str] = deque()
+        self._unreferenced: deque[str] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             try:
-                self._process = self._start(module, theirs, arguments)
+                self._process = self._start(theirs, arguments)
             finally:
                 theirs.close()  # or a supervisor that ended at once would not be noticed
             self._await_supervisor()
@@ -49,9 +56,7 @@ class Link:
             self.close()
             raise
 
-    def _start(
-        self, module: str, theirs: socket.socket, arguments: tuple[str, ...]
-    ) -> subprocess.Popen[bytes]:
+    def _start(self, theirs: socket.socket, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
         root = str(Path(sandbox_gym.__file__).parent.parent)
         # exec, never fork: a client may hold threads, CUDA, Ray. -S -I: nothing of its environment comes along.
         command = [
@@ -59,11 +64,11 @@ class Link:
             "-I",
             "-S",
             "-c",
-            _BOOT.format(root=root, module=module),
+            _BOOT.format(root=root, module=self.launch),
             str(theirs.fileno()),
         ]
         return subprocess.Popen(
-            [*command, str(self.folder), *arguments],
+            [*command, str(self._folder), *arguments],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -78,12 +83,12 @@ class Link:
         except TimeoutError:
             message = {"error": f"the supervisor did not start within {_START_TIMEOUT} s"}
         if "error" in message:
-            raise errors.BackendUnavailable(f"the {self._backend} backend can't start: {message['error']}")
-        self.facts = message
+            raise errors.BackendUnavailable(f"the {self.name} backend can't start: {message['error']}")
+        self._facts = message
 
-    def ask(self, request: dict[str, Any], timeout: float) -> tuple[dict[str, Any], list[int]]:
+    def _ask(self, request: dict[str, Any], timeout: float) -> tuple[dict[str, Any], builtins.list[int]]:
         """One request, one reply. The supervisor keeps the deadline; the margin only catches one that hangs."""
-        with self.connection(timeout + 10.0) as sock:
+        with self._connection(timeout + 10.0) as sock:
             protocol.send(sock, request)
             message, fds = protocol.receive(sock)
         if "error" in message:
@@ -93,17 +98,17 @@ class Link:
         return message, fds
 
     @contextmanager
-    def connection(self, timeout: float) -> Iterator[socket.socket]:
+    def _connection(self, timeout: float) -> Iterator[socket.socket]:
         """A connection of this thread's own while it lasts; one that failed is not used again."""
         with self._lock:
             sock = self._idle.pop() if self._idle else None
         try:
             if sock is None:
                 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                sock.connect(str(self.folder / "socket"))
+                sock.connect(str(self._folder / "socket"))
             sock.settimeout(timeout)
-            while self.unreferenced:
-                protocol.send(sock, {"op": "release", "snapshot": self.unreferenced.popleft()})
+            while self._unreferenced:
+                protocol.send(sock, {"op": "release", "snapshot": self._unreferenced.popleft()})
                 protocol.receive(sock)
             yield sock
         except TimeoutError:
@@ -120,6 +125,45 @@ class Link:
         with self._lock:
             self._idle.append(sock)
 
+    # ---- of a Backend ---------------------------------------------------------------------------------------------
+
+    def set_budget(self, *, memory: int | None, disk: int | None) -> None:
+        self._ask({"op": "budget", "budget": {"memory": memory, "disk": disk}}, 30.0)
+
+    def release(self, snapshot_id: str) -> None:
+        self._ask({"op": "release", "snapshot": snapshot_id}, 30.0)
+
+    def release_later(self, snapshot_id: str) -> None:
+        self._unreferenced.append(snapshot_id)
+
+    def terminate(self, live: Live, reason: str | None = None) -> None:
+        live.channel.close()
+        self._ask({"op": "terminate", "id": live.id, "reason": reason}, 30.0)
+
+    def interrupt(self, live: Live) -> None:
+        self._ask({"op": "interrupt", "id": live.id}, 30.0)
+
+    def death(self, live: Live) -> str:
+        return str(self._ask({"op": "death", "id": live.id}, 30.0)[0]["reason"])
+
+    def usage(self, node_id: str) -> dict[str, int]:
+        return self._ask({"op": "usage", "id": node_id}, 30.0)[0]
+
+    def network_log(self, live: Live) -> builtins.list[NetworkRecord]:
+        found: builtins.list[NetworkRecord] = []
+        after, more = 0, True
+        while more:
+            page, _ = self._ask({"op": "records", "id": live.id, "after": after}, 30.0)
+            for row in page["records"]:
+                after = row.pop("n")
+                found.append(NetworkRecord(**row))
+            more = page["more"]
+        return found
+
+    def list(self) -> builtins.list[dict[str, Any]]:
+        with self._connection(30.0) as sock:
+            return registry.rows(sock)
+
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -130,10 +174,15 @@ class Link:
             return
         if self._process is not None:
             self._process.wait(timeout=30)
-        registry.clear(self.folder)  # again, for a janitor that was killed
+        registry.clear(self._folder)  # again, for a janitor that was killed
         with self._lock:
             while self._idle:
                 self._idle.pop().close()
+
+
+def max_sandboxes() -> str:
+    """How many may live at once under one supervisor."""
+    return os.environ.get("SANDBOX_GYM_MAX_SANDBOXES", "1024")
 
 
 def python_path() -> list[str]:
