@@ -13,7 +13,10 @@ from typing import Any
 from sandbox_gym.api import Backend, Deviation
 from sandbox_gym.errors import BackendUnavailable
 
-BUILT_IN = {"native": "sandbox_gym.backends.native.client:NativeBackend"}
+BUILT_IN = {
+    "native": "sandbox_gym.backends.native.client:NativeBackend",
+    "gvisor": "sandbox_gym.backends.gvisor.client:GvisorBackend",
+}
 ENTRY_POINTS = "sandbox_gym.backends"  # the group in which other packages name theirs
 _made: dict[tuple[int, str], Backend] = {}
 _lock = threading.Lock()

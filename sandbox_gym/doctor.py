@@ -19,7 +19,6 @@ from sandbox_gym.errors import SandboxError
 _OLDEST_PYTHON, _OLDEST_GYMNASIUM = (3, 10), (1, 2, 2)
 _MACHINES = ("x86_64", "aarch64")
 _LITTLE_SHM = 64 << 20
-_UNUSED = "not used yet"
 _DOCKER = "images by name, and Dockerfiles, come from it; archives don't"
 _FORKS_ONLY = "without it, snapshots work only where a fork captures all: one process with one thread"
 
@@ -153,10 +152,9 @@ def _docker() -> Check:
 
 
 def _gvisor() -> Check:
-    version = _answer("runsc", "--version")
-    if version is None:
-        return Check("gvisor", "missing", _UNUSED, "apt-get install -y -t bookworm-backports runsc")
-    return Check("gvisor", "ok", f"{version.partition(chr(10))[0]}; {_UNUSED}")
+    from sandbox_gym.backends.gvisor import probe
+
+    return probe.check()
 
 
 def _answer(*command: str) -> str | None:

@@ -134,12 +134,12 @@ def nothing_left_on_the_machine() -> Iterator[None]:
     """After the last test: this process's supervisors end, and all that they had is gone."""
     yield
     from sandbox_gym.backends import lookup
-    from sandbox_gym.backends.native.client import NativeBackend
+    from sandbox_gym.backends.shared.supervised import Supervised
 
     traces = [
         Traces.of(os.getpid(), backend._folder)
         for backend in lookup._made.values()
-        if isinstance(backend, NativeBackend)
+        if isinstance(backend, Supervised)
     ]
     lookup.shut_down()
     for trace in traces:

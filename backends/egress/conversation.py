@@ -340,7 +340,7 @@ class Conversation:
         ends = [end if isinstance(end, int) else end.fileno() for end in (source, target)]
         while True:
             try:
-                return os.splice(*ends, most, flags=_NONBLOCK | _MOVE)
+                return os.splice(ends[0], ends[1], most, flags=_NONBLOCK | _MOVE)
             except BlockingIOError:
                 ready = self._loop.create_future()
                 add, remove = (

@@ -65,7 +65,8 @@ class Outlet:
 
 
 class Gateway:
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, place: network.Place = network.INSIDE) -> None:
+        self.place = place
         self._jobs = jobs
         self._outlets: dict[int, Outlet] = {}
         self._count = 0
@@ -81,9 +82,9 @@ class Gateway:
         return sum(len(outlet.listeners) for outlet in self._outlets.values())
 
     def open(self, netns_fd: int, allow: Allow) -> Outlet:
-        """For the sandbox in that network namespace. Raises OSError, BackendUnavailable."""
+        """For the sandbox in that network namespace, or next to it. Raises OSError, BackendUnavailable."""
         self._start()
-        listeners = network.inside(netns_fd, lambda: network.listen(allow))
+        listeners = network.inside(netns_fd, lambda: network.listen(allow, self.place))
         self._count += 1
         outlet = Outlet(self, self._count, allow, listeners)
         self._outlets[outlet.key] = outlet
@@ -132,7 +133,7 @@ class Gateway:
         if pid == 0:
             from .proxy import serve
 
-            serve(theirs)
+            serve(theirs, self.place)
         theirs.close()
         self._pidfd = os.pidfd_open(pid)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)

@@ -18,21 +18,26 @@ from sandbox_gym.guest import syscalls
 from sandbox_gym.network import Allow, as_address
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a guest finds what is served. `address`: of the proxy and the name server; `names`: the network that the
+    names' stand-in addresses are of.
+    """
+
+    address: str
+    names: ipaddress.IPv4Network
+
+
+INSIDE = Place("127.0.0.1", ipaddress.IPv4Network("127.64.0.0/10"))
 End = tuple[str, int]
 Connection = tuple[str, str, str]  # which of _FAMILIES, own end and peer's as the kernel writes them
 PROXY_PORT = 3128
 _BACKLOG = 64
-_VARIABLES = {
-    name: value
-    for key, value in {
-        **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), f"http://127.0.0.1:{PROXY_PORT}"),
-        "no_proxy": "localhost,127.0.0.1,::1",
-    }.items()
-    for name in (key, key.upper())
-}
 _NLMSG = struct.Struct("IHHII")
 _RTM_NEWADDR, _SOCK_DESTROY, _NLMSG_ERROR = 20, 21, 2
-_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_CREATE = 1, 4, 0x400
+_NLM_F_REQUEST, _NLM_F_ACK, NLM_F_CREATE = 1, 4, 0x400
 _NETLINK_SOCK_DIAG = 4
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_F_NODAD = 1, 2, 2
 _LISTEN, _TIME_WAIT = 10, 6
@@ -75,16 +80,24 @@ def socket_pair(pid: int) -> tuple[socket.socket, socket.socket]:
     return inside_that_of(pid, lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
 
 
-def variables(allow: Allow | None) -> dict[str, str]:
+def variables(allow: Allow | None, place: Place = INSIDE) -> dict[str, str]:
     """The environment variables of a guest that tell programs of the proxy."""
-    return _VARIABLES if allow is not None else {}
+    if allow is None:
+        return {}
+    proxies = dict.fromkeys(
+        ("http_proxy", "https_proxy", "all_proxy"), f"http://{place.address}:{PROXY_PORT}"
+    )
+    told = {**proxies, "no_proxy": "localhost,127.0.0.1,::1"}
+    return {name: value for key, value in told.items() for name in (key, key.upper())}
 
 
-def changed_variables(before: Allow | None, now: Allow | None) -> dict[str, str | None]:
+def changed_variables(
+    before: Allow | None, now: Allow | None, place: Place = INSIDE
+) -> dict[str, str | None]:
     """What differs where a copy's network is opened or closed; None: it goes."""
     if (before is None) == (now is None):
         return {}
-    return {**_VARIABLES} if now is not None else dict.fromkeys(_VARIABLES)
+    return {**variables(now, place)} if now is not None else dict.fromkeys(variables(before, place))
 
 
 # ---- listening sockets ----------------------------------------------------------------------------------------------
@@ -92,8 +105,8 @@ def changed_variables(before: Allow | None, now: Allow | None) -> dict[str, str 
 
 @dataclass(frozen=True)
 class Listener:
-    """A socket that lies in a guest's network namespace and is served outside. `kind`: "proxy", "dns" or "tcp";
-    `rule`: of the latter, which of the rules it stands for.
+    """A socket that lies in a guest's network namespace, or next to it, and is served outside. `kind`: "proxy", "dns"
+    or "tcp"; `rule`: of the latter, which of the rules it stands for.
     """
 
     kind: str
@@ -102,20 +115,20 @@ class Listener:
     sock: socket.socket
 
 
-def listen(allow: Allow) -> list[Listener]:
-    """In a guest's namespace: the proxy, the name server, and an address of its own for each rule. Raises OSError."""
+def listen(allow: Allow, place: Place = INSIDE) -> list[Listener]:
+    """In that namespace: the proxy, the name server, and an address of its own for each rule. Raises OSError."""
     made: list[Listener] = []
     taken: set[tuple[str, int]] = set()
     try:
-        made.append(Listener("proxy", -1, PROXY_PORT, _listening("127.0.0.1", PROXY_PORT)))
+        made.append(Listener("proxy", -1, PROXY_PORT, _listening(place.address, PROXY_PORT)))
         names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         made.append(Listener("dns", -1, 53, names))
         names.setblocking(False)
-        names.bind(("127.0.0.1", 53))
-        for index, (rule, address) in enumerate(zip(allow.rules, stand_ins(allow))):
+        names.bind((place.address, 53))
+        for index, (rule, address) in enumerate(zip(allow.rules, stand_ins(allow, place))):
             if not ipaddress.ip_address(address).is_loopback:
                 try:
-                    _add_address(address)
+                    add_address(address)
                 except OSError as error:
                     if error.errno != errno.EEXIST:
                         raise
@@ -130,23 +143,23 @@ def listen(allow: Allow) -> list[Listener]:
     return made
 
 
-def stand_ins(allow: Allow) -> list[str]:
-    """The address that each rule's host has inside: its own, or for a name one of 127.64.0.0/10, the same in all
+def stand_ins(allow: Allow, place: Place = INSIDE) -> list[str]:
+    """The address that each rule's host has inside: its own, or for a name one of the place's, the same in all
     sandboxes, since copies may remember it.
     """
     taken: dict[str, str] = {}  # by host
     for rule in allow.rules:
         number = int.from_bytes(hashlib.sha256(rule.host.encode()).digest()[:4], "big") >> 10
-        address = rule.host if as_address(rule.host) else _of_range(number)
+        address = rule.host if as_address(rule.host) else _of_range(number, place)
         while address in taken.values() and taken.get(rule.host) != address:
             number += 1
-            address = _of_range(number)
+            address = _of_range(number, place)
         taken[rule.host] = address
     return [taken[rule.host] for rule in allow.rules]
 
 
-def _of_range(number: int) -> str:
-    return str(ipaddress.IPv4Address((127 << 24) | (1 << 22) | number % (1 << 22)))
+def _of_range(number: int, place: Place) -> str:
+    return str(place.names[number % place.names.num_addresses])
 
 
 def _listening(address: str, port: int) -> socket.socket:
@@ -162,14 +175,15 @@ def _listening(address: str, port: int) -> socket.socket:
     return sock
 
 
-def _add_address(text: str) -> None:
-    """To `lo` (rtnetlink(7), RTM_NEWADDR)."""
+def add_address(text: str, device: str = "lo", prefix: int | None = None) -> None:
+    """To a device; `prefix`: the length of its network's, all of it by default (rtnetlink(7), RTM_NEWADDR)."""
     address = ipaddress.ip_address(text)
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    body = struct.pack("BBBBI", family, address.max_prefixlen, _IFA_F_NODAD, 0, socket.if_nametoindex("lo"))
+    length = address.max_prefixlen if prefix is None else prefix
+    body = struct.pack("BBBBI", family, length, _IFA_F_NODAD, 0, socket.if_nametoindex(device))
     for kind in (_IFA_LOCAL, _IFA_ADDRESS):
         body += struct.pack("HH", 4 + len(address.packed), kind) + address.packed
-    _ask(socket.NETLINK_ROUTE, _RTM_NEWADDR, _NLM_F_CREATE, body)
+    ask(socket.NETLINK_ROUTE, _RTM_NEWADDR, NLM_F_CREATE, body)
 
 
 # ---- connections ----------------------------------------------------------------------------------------------------
@@ -225,7 +239,7 @@ def _destroy(family: int, own: tuple[bytes, int], peer: tuple[bytes, int]) -> No
     ends = struct.pack("!HH", own[1], peer[1]) + own[0].ljust(16, b"\0") + peer[0].ljust(16, b"\0")
     which = struct.pack("BBBxI", family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + ends
     try:
-        _ask(_NETLINK_SOCK_DIAG, _SOCK_DESTROY, 0, which + struct.pack("III", 0, 0xFFFFFFFF, 0xFFFFFFFF))
+        ask(_NETLINK_SOCK_DIAG, _SOCK_DESTROY, 0, which + struct.pack("III", 0, 0xFFFFFFFF, 0xFFFFFFFF))
     except FileNotFoundError:  # it has ended
         pass
 
@@ -245,7 +259,8 @@ def address_of(sock: socket.socket, call: str) -> bytes:
     return port + address.removeprefix(bytes(10) + b"\xff\xff")
 
 
-def _ask(protocol: int, kind: int, flags: int, body: bytes) -> None:
+def ask(protocol: int, kind: int, flags: int, body: bytes) -> None:
+    """A request of netlink(7), which is acknowledged. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as sock:
         sock.settimeout(5.0)
         sock.send(

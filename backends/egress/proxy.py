@@ -28,7 +28,7 @@ from sandbox_gym.network import Allow
 
 from . import names
 from .conversation import Conversation
-from .network import stand_ins
+from .network import INSIDE, Place, stand_ins
 
 MOST_CONNECTIONS = 64  # of a sandbox at once; more wait in the kernel's queue, and then for their sender
 _MOST_IN_ALL = 2048  # of all sandboxes at once
@@ -57,6 +57,7 @@ class Box:
     """A sandbox as it is seen here."""
 
     allow: Allow
+    place: Place
     doors: list[Door] = field(default_factory=list)
     records: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MOST_RECORDS))
     recorded: int = 0
@@ -66,7 +67,7 @@ class Box:
 
     def __post_init__(self) -> None:
         self.addresses = {
-            rule.host: address for rule, address in zip(self.allow.rules, stand_ins(self.allow))
+            rule.host: address for rule, address in zip(self.allow.rules, stand_ins(self.allow, self.place))
         }
 
     def record(self, kind: str, host: str, port: int, reason: str, *, allowed: bool) -> dict[str, Any]:
@@ -96,8 +97,9 @@ class Box:
 
 
 class Proxy:
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, place: Place) -> None:
         self._control = control
+        self._place = place
         self._loop = asyncio.get_running_loop()
         self._boxes: dict[int, Box] = {}
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -126,7 +128,7 @@ class Proxy:
     def _do_open(self, message: dict[str, Any], fds: list[int]) -> None:
         box = self._boxes.get(message["key"])
         if box is None:
-            box = self._boxes[message["key"]] = Box(Allow.from_json(message["allow"]))
+            box = self._boxes[message["key"]] = Box(Allow.from_json(message["allow"]), self._place)
         for (kind, rule, port), fd in zip(message["listeners"], fds, strict=True):
             door = Door(kind, rule, port, socket.socket(fileno=fd))
             door.sock.setblocking(False)
@@ -218,7 +220,7 @@ class Proxy:
                 self._watch(box, door)
 
 
-def serve(control: socket.socket) -> NoReturn:
+def serve(control: socket.socket, place: Place) -> NoReturn:
     """In a process forked from the supervisor: never returns."""
     gc.freeze()  # the supervisor's garbage would close descriptors under numbers that are this process's by then
     try:
@@ -229,15 +231,15 @@ def serve(control: socket.socket) -> NoReturn:
                     os.close(int(name))
         control.setblocking(False)
         _give_up_rights()
-        asyncio.run(_run(control))
+        asyncio.run(_run(control, place))
     except BaseException as error:
         print(f"the proxy failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(0)
 
 
-async def _run(control: socket.socket) -> None:
-    await Proxy(control).run()
+async def _run(control: socket.socket, place: Place = INSIDE) -> None:
+    await Proxy(control, place).run()
 
 
 def _give_up_rights() -> None:

@@ -17,11 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sandbox_gym.api import Limits
+from sandbox_gym.backends.shared import janitor
 from sandbox_gym.checks import Check
 from sandbox_gym.errors import BackendUnavailable
 from sandbox_gym.guest import syscalls
 
-from . import cgroups, disk, launch, overlay, seccomp
+from . import cgroups, disk, overlay, seccomp
 from .population import MAX_DEPTH
 from .spawn import make_userns
 
@@ -348,7 +349,7 @@ def _enter(flags: int, *, privileged: bool) -> None:
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(flags | (0 if privileged else syscalls.CLONE_NEWUSER))
     if not privileged:
-        launch._map_self(uid, gid)
+        janitor.map_self(uid, gid)
 
 
 def _attempt_in_scratch(action: Callable[[Path], None], *, privileged: bool) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from sandbox_gym.backends.shared import protocol
 from sandbox_gym.backends.shared.jobs import Jobs
 from sandbox_gym.errors import BackendUnavailable, SandboxError
 
-from . import disk, rootfs
+from . import rootfs
 from .copies import CopyFailed, CopyLate, Expected, Maker, deadline_in
 from .images import Imager
 from .node import Family, Node
@@ -63,44 +61,6 @@ class Supervisor:
     def run(self) -> None:
         while True:
             self._guests.turn()
-
-    def accept(self, connection: socket.socket) -> None:
-        def handle() -> None:
-            try:
-                request, fds = protocol.receive(connection)
-            except (EOFError, OSError):
-                self.loop.unwatch(connection.fileno())
-                connection.close()
-                return
-            try:
-                request["fds"] = fds
-                self._serve(connection, request)
-            finally:
-                for fd in fds:
-                    os.close(fd)
-
-        self.loop.watch(connection.fileno(), handle)
-
-    def _serve(self, connection: socket.socket, request: dict[str, Any]) -> None:
-        def reply(message: dict[str, Any], fds: list[int] | None = None) -> bool:
-            try:
-                protocol.send(connection, message, fds)
-            except OSError:  # the client's thread is gone; what was made for it must go too
-                return False
-            return True
-
-        try:
-            getattr(self, f"_do_{request['op']}")(request, reply)
-        except SandboxError as error:
-            reply({"error": type(error).__name__, "message": str(error)})
-        except CopyFailed as error:
-            reply({"error": "SnapshotError", "message": str(error)})
-        except Exception as error:  # one bad request must not end every sandbox
-            kind = "LimitExceeded" if isinstance(error, OSError) and disk.is_full(error) else "SandboxError"
-            where = traceback.format_exc(limit=-3)
-            reply(
-                {"error": kind, "message": f"the supervisor failed at {request.get('op')}: {error}\n{where}"}
-            )
 
     # ---- requests ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from . import protocol
 
-CGROUP_PREFIX = "sandbox-gym-"  # and the run folder's name: control groups of a supervisor
+CGROUP_PREFIX = (
+    "sandbox-gym-"  # and the run folder's name: control groups of a supervisor, and its folder of images
+)
 _MOST_ROWS = 100_000
 _PATIENCE = 5.0  # seconds that a control group may take to empty after its last process was killed
 
@@ -159,6 +161,9 @@ def clear(folder: Path) -> None:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"processes are still in {group}")
             time.sleep(0.01)
+    scratch = _info(folder).get("scratch")
+    if scratch is not None and Path(scratch).name == f"{CGROUP_PREFIX}{folder.name}":
+        shutil.rmtree(scratch, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # others are in there
         folder.parent.rmdir()

@@ -50,7 +50,10 @@ class Agent:
                 self._clone(frame)
             elif frame.op == Op.ADOPT:
                 copying.take_variables(frame)
-                self.connection.replace(socket.socket(fileno=frame.fds[0]))
+                if frame.fds:
+                    self.connection.replace(socket.socket(fileno=frame.fds[0]))
+                else:
+                    self.connection.send(Op.ADOPT, Status.OK, frame.seq)
             elif frame.op == Op.PING:
                 self.connection.send(Op.PING, Status.OK, frame.seq, frame.meta, frame.data)
             else:

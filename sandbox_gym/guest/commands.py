@@ -103,24 +103,24 @@ class Stream:
 
 def _ends(process: subprocess.Popen[bytes], stdin: bytes, deadline: float, turn: pipes.Turn) -> bool:
     """Feeds it until it ends itself, whatever its children do. False when time ran out."""
-    watch, waiting = os.pidfd_open(process.pid), memoryview(stdin)
-    others = {watch: select.POLLIN}
+    waiting = memoryview(stdin)
+    others: dict[int, int] = {}
     if process.stdin is not None:
         os.set_blocking(process.stdin.fileno(), False)
         others[process.stdin.fileno()] = select.POLLOUT
     try:
-        while time.monotonic() < deadline:
-            ready = turn(deadline, others)
-            if watch in ready:
-                process.wait()
-                return True
-            if process.stdin is not None and ready:
-                waiting = _feed(process.stdin, waiting)
-                if not waiting:
-                    del others[process.stdin.fileno()]
-                    process.stdin.close()
+        with pipes.end_of(process.pid) as watch:
+            others[watch] = select.POLLIN
+            while time.monotonic() < deadline:
+                ready = turn(deadline, others)
+                if ready.pop(watch, None) and process.poll() is not None:
+                    return True
+                if process.stdin is not None and ready:
+                    waiting = _feed(process.stdin, waiting)
+                    if not waiting:
+                        del others[process.stdin.fileno()]
+                        process.stdin.close()
     finally:
-        os.close(watch)
         if process.stdin is not None:
             process.stdin.close()
     return False

@@ -7,6 +7,7 @@ process, by a signal (O_ASYNC: the guest's own process has no second thread).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
@@ -26,6 +27,8 @@ _PAUSE = 4.0
 # Seconds between signals of a timer, for those of a pipe that came just before a system call which waits: Python looks
 # at them when the call is over, or interrupted.
 _HEARTBEAT = 0.1
+NO_PIDFD = -1  # gVisor's kernel has none: whoever waits for a process's end looks every few milliseconds
+_LOOK = 0.004  # seconds
 
 
 class Pipe:
@@ -163,16 +166,38 @@ def waiting() -> Iterator[Turn]:
         drain()
 
 
+@contextmanager
+def end_of(pid: int) -> Iterator[int]:
+    """What a `turn` finds ready once that child may have ended."""
+    try:
+        watch = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        watch = NO_PIDFD
+    try:
+        yield watch
+    finally:
+        if watch != NO_PIDFD:
+            os.close(watch)
+
+
 def _turn(deadline: float, others: Mapping[int, int]) -> dict[int, int]:
     poller = select.poll()
+    blind = NO_PIDFD in others
+    if blind:
+        deadline = min(deadline, time.monotonic() + _LOOK)
     for fd in _watched:
         poller.register(fd, select.POLLIN)
     for fd, events in others.items():
-        poller.register(fd, events)
+        if fd != NO_PIDFD:
+            poller.register(fd, events)
     left = deadline - time.monotonic()
     ready = dict(poller.poll(None if left == math.inf else max(0, math.ceil(left * 1e3))))
     if ready.keys() - others.keys():
         drain()
+    if blind:
+        ready[NO_PIDFD] = others[NO_PIDFD]
     return {fd: events for fd, events in ready.items() if fd in others}
 
 

@@ -226,13 +226,9 @@ def wait(id: str, timeout: float) -> int | None:
     process, deadline = _find(id), time.monotonic() + timeout
     if process.look() is not None or timeout <= 0:
         return process.code
-    watch = os.pidfd_open(process.pid)
-    try:
-        with pipes.waiting() as turn:
-            while process.look() is None and time.monotonic() < deadline:
-                turn(deadline, {watch: select.POLLIN})
-    finally:
-        os.close(watch)
+    with pipes.end_of(process.pid) as watch, pipes.waiting() as turn:
+        while process.look() is None and time.monotonic() < deadline:
+            turn(deadline, {watch: select.POLLIN})
     return process.code
 
 

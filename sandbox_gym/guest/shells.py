@@ -154,8 +154,7 @@ class Shell:
 
     def _wait(self, turn: pipes.Turn, deadline: float) -> int | None:
         """Hands over the script, then waits for an exit code: the command's, or that of the shell. None: it is late."""
-        watch = os.pidfd_open(self.pid)
-        try:
+        with pipes.end_of(self.pid) as watch:
             while time.monotonic() < deadline:
                 others = {watch: select.POLLIN}
                 if not self._mute:
@@ -169,8 +168,6 @@ class Shell:
                     return self.code
                 if self._commands in ready:
                     self._write_script()
-        finally:
-            os.close(watch)
         return None
 
     def _write_script(self) -> None:

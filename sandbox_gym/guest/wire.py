@@ -35,7 +35,7 @@ _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 class Op(enum.IntEnum):
     READY = 1  # guest to host, once, when a copy stands
     PING = 2
-    ADOPT = 5  # from the supervisor: goes on over the socket that comes along; nothing is answered
+    ADOPT = 5  # from the supervisor: goes on over the socket that comes along, unanswered; answers where none does
     CLONE = 3  # from the supervisor, with descriptors
     SETTLE = 4  # before a snapshot: see Agent._settle
     # the user's Sandbox

@@ -35,7 +35,7 @@ from tests.network.conftest import _Pages, _Server, RAW
 assert os.listdir('/sys/class/net') or True
 syscalls.loopback_up()
 for address in ('9.9.9.7', '10.9.9.9', '169.254.169.254', '2600::7'):
-    network._add_address(address)
+    network.add_address(address)
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.load_cert_chain({certificate!r})
 class Six(_Server):

@@ -1,0 +1,207 @@
+"""The client's side of a backend whose sandboxes a supervisor of ours makes: that is started once, asked over its
+socket, and ends with the lifeline.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sandbox_gym
+from sandbox_gym import errors
+from sandbox_gym.api import Live
+from sandbox_gym.network import NetworkRecord
+
+from . import protocol, registry
+
+_START_TIMEOUT = 30.0
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from {module} import main; main()"
+
+
+class Supervised:
+    """What is alike in all of them. `name`: the backend's; `launch`: the module whose `main` is the supervisor, which
+    gets the lifeline's descriptor, the run folder and `arguments`. Raises BackendUnavailable where it can't start.
+    """
+
+    name: str
+    launch: str
+
+    def __init__(self, *arguments: str) -> None:
+        self._folder = registry.make_folder()
+        self._facts: dict[str, Any] = {}  # what the supervisor tells of itself when it starts
+        self._pid = os.getpid()
+        self._idle: builtins.list[socket.socket] = []
+        self._lock = threading.Lock()
+        # Snapshots whose last handle was garbage: released with the next request.
+        self._unreferenced: deque[str] = deque()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            try:
+                self._process = self._start(theirs, arguments)
+            finally:
+                theirs.close()  # or a supervisor that ended at once would not be noticed
+            self._await_supervisor()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, theirs: socket.socket, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        root = str(Path(sandbox_gym.__file__).parent.parent)
+        # exec, never fork: a client may hold threads, CUDA, Ray. -S -I: nothing of its environment comes along.
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _BOOT.format(root=root, module=self.launch),
+            str(theirs.fileno()),
+        ]
+        return subprocess.Popen(
+            [*command, str(self._folder), *arguments],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    def _await_supervisor(self) -> None:
+        self._lifeline.settimeout(_START_TIMEOUT)
+        try:
+            message = json.loads(self._lifeline.recv(1 << 16) or b'{"error": "the supervisor ended at once"}')
+        except TimeoutError:
+            message = {"error": f"the supervisor did not start within {_START_TIMEOUT} s"}
+        if "error" in message:
+            raise errors.BackendUnavailable(f"the {self.name} backend can't start: {message['error']}")
+        self._facts = message
+
+    def _ask(self, request: dict[str, Any], timeout: float) -> tuple[dict[str, Any], builtins.list[int]]:
+        """One request, one reply. The supervisor keeps the deadline; the margin only catches one that hangs."""
+        with self._connection(timeout + 10.0) as sock:
+            protocol.send(sock, request)
+            message, fds = protocol.receive(sock)
+        if "error" in message:
+            for fd in fds:
+                os.close(fd)
+            raise getattr(errors, message["error"])(message["message"])
+        return message, fds
+
+    @contextmanager
+    def _connection(self, timeout: float) -> Iterator[socket.socket]:
+        """A connection of this thread's own while it lasts; one that failed is not used again."""
+        with self._lock:
+            sock = self._idle.pop() if self._idle else None
+        try:
+            if sock is None:
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                sock.connect(str(self._folder / "socket"))
+            sock.settimeout(timeout)
+            while self._unreferenced:
+                protocol.send(sock, {"op": "release", "snapshot": self._unreferenced.popleft()})
+                protocol.receive(sock)
+            yield sock
+        except TimeoutError:
+            _close(sock)
+            raise errors.SandboxTimeout(f"the supervisor did not answer within {timeout} s") from None
+        except (EOFError, OSError) as error:
+            _close(sock)
+            raise errors.SandboxDied(
+                f"the supervisor of this process's sandboxes is gone ({error})"
+            ) from None
+        except BaseException:
+            _close(sock)
+            raise
+        with self._lock:
+            self._idle.append(sock)
+
+    # ---- of a Backend ---------------------------------------------------------------------------------------------
+
+    def set_budget(self, *, memory: int | None, disk: int | None) -> None:
+        self._ask({"op": "budget", "budget": {"memory": memory, "disk": disk}}, 30.0)
+
+    def release(self, snapshot_id: str) -> None:
+        self._ask({"op": "release", "snapshot": snapshot_id}, 30.0)
+
+    def release_later(self, snapshot_id: str) -> None:
+        self._unreferenced.append(snapshot_id)
+
+    def terminate(self, live: Live, reason: str | None = None) -> None:
+        live.channel.close()
+        self._ask({"op": "terminate", "id": live.id, "reason": reason}, 30.0)
+
+    def interrupt(self, live: Live) -> None:
+        self._ask({"op": "interrupt", "id": live.id}, 30.0)
+
+    def death(self, live: Live) -> str:
+        return str(self._ask({"op": "death", "id": live.id}, 30.0)[0]["reason"])
+
+    def usage(self, node_id: str) -> dict[str, int]:
+        return self._ask({"op": "usage", "id": node_id}, 30.0)[0]
+
+    def network_log(self, live: Live) -> builtins.list[NetworkRecord]:
+        found: builtins.list[NetworkRecord] = []
+        after, more = 0, True
+        while more:
+            page, _ = self._ask({"op": "records", "id": live.id, "after": after}, 30.0)
+            for row in page["records"]:
+                after = row.pop("n")
+                found.append(NetworkRecord(**row))
+            more = page["more"]
+        return found
+
+    def list(self) -> builtins.list[dict[str, Any]]:
+        with self._connection(30.0) as sock:
+            return registry.rows(sock)
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends the supervisor and with it every sandbox. Idempotent; returns when all is cleared."""
+        self._lifeline.close()
+        if os.getpid() != self._pid:
+            return
+        if self._process is not None:
+            self._process.wait(timeout=30)
+        registry.clear(self._folder)  # again, for a janitor that was killed
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
+
+
+def max_sandboxes() -> str:
+    """How many may live at once under one supervisor."""
+    return os.environ.get("SANDBOX_GYM_MAX_SANDBOXES", "1024")
+
+
+def python_path() -> list[str]:
+    """What of this process's sys.path the guest gets too: installed folders and PYTHONPATH. Never the script's folder,
+    the working directory or anything above a home folder: those may hold secrets (pass `mounts=` for code of yours).
+    """
+    home = os.path.expanduser("~")
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = os.path.dirname(os.path.abspath(main_file)) if main_file else os.getcwd()
+    found: list[str] = []
+    for entry in sys.path:
+        path = os.path.realpath(entry)
+        above_home = home == path or home.startswith(path.rstrip("/") + "/")
+        implicit = path == os.path.realpath(script) and sys.path.count(entry) == 1
+        if entry and os.path.isdir(path) and not above_home and not implicit and entry not in found:
+            found.append(entry)
+    return found
+
+
+def _close(sock: socket.socket | None) -> None:
+    if sock is not None:
+        sock.close()
