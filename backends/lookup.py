@@ -8,7 +8,10 @@ import threading
 
 from sandbox_gym.api import Backend
 
-_PATHS = {"native": "sandbox_gym.backends.native.client:NativeBackend"}
+_PATHS = {
+    "docker": "sandbox_gym.backends.docker.client:DockerBackend",
+    "native": "sandbox_gym.backends.native.client:NativeBackend",
+}
 _made: dict[tuple[int, str], Backend] = {}
 _lock = threading.Lock()
 

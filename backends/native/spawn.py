@@ -11,24 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from sandbox_gym.backends.shared.environment import guest_environment
 from sandbox_gym.guest import syscalls
 from sandbox_gym.guest.copying import enter_root
 
 from . import seccomp
 from .rootfs import GUEST_FOLDER
-
-_DEFAULT_ENV = {
-    "HOME": "/root",
-    "LANG": "C.UTF-8",
-    "TERM": "xterm",
-    # One thread in each guest: BLAS would start a pool on import, and the fork engine takes no threads along.
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",  # sets iterate alike in every guest: same seed, same trajectory
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-_STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
@@ -99,11 +87,7 @@ def _enter(order: Order) -> NoReturn:
         _keep_only(order.control_fd)
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         syscalls.seccomp_filter(seccomp.program())
-        environment = {
-            **_DEFAULT_ENV,
-            "PATH": f"{os.path.dirname(order.python)}:{_STANDARD_PATH}",
-            **order.env,
-        }
+        environment = guest_environment(order.python, order.env)
         argv = [order.python, "-s", f"{GUEST_FOLDER}/start.py", str(order.control_fd), *order.path]
         os.execve(order.python, argv, environment)
     except BaseException as error:

@@ -50,7 +50,8 @@ class Agent:
                 self._clone(frame)
             elif frame.op == Op.ADOPT:
                 copying.take_variables(frame)
-                self.connection.replace(socket.socket(fileno=frame.fds[0]))
+                if frame.fds:  # else it is a copy that a container engine has made, on the socket it has
+                    self.connection.replace(socket.socket(fileno=frame.fds[0]))
             elif frame.op == Op.PING:
                 self.connection.send(Op.PING, Status.OK, frame.seq, frame.meta, frame.data)
             else:
