@@ -13,14 +13,7 @@ from sandbox_gym import _budget, _idle, _records
 from sandbox_gym._calls import GuestCalls
 from sandbox_gym._records import UNSET
 from sandbox_gym._snapshot import Snapshot
-from sandbox_gym.api import (
-    Backend,
-    Live,
-    Rng,
-    SandboxSpec,
-    Taken,
-    make_mounts,
-)
+from sandbox_gym.api import Backend, Live, Rng, SandboxSpec, Taken, make_mounts
 from sandbox_gym.backends import lookup
 from sandbox_gym.channel import GuestError
 from sandbox_gym.errors import SandboxDied, SandboxError, SnapshotError
@@ -205,11 +198,14 @@ class Sandbox(GuestCalls):
 
     # ---- snapshots ----------------------------------------------------------------------------------------------
 
-    def snapshot(self, label: str | None = None, *, engine: Engine = "auto") -> Snapshot:
+    def snapshot(
+        self, label: str | None = None, *, engine: Engine = "auto", scope: Literal["full", "disk"] = "full"
+    ) -> Snapshot:
         """This very state, memory and disk; the sandbox runs on.
 
         `engine="auto"`: fork (a millisecond) where that captures all there is, else criu, which takes any tree of
-        processes; the snapshot's `engine` and `why` tell.
+        processes; the snapshot's `engine` and `why` tell. `scope="disk"`: its files alone, for docker where that can't
+        capture memory; copies begin with a fresh interpreter.
 
         Raises:
             SnapshotError: the state can't be captured (the message names what stands in the way), or snapshots nest
@@ -217,7 +213,9 @@ class Sandbox(GuestCalls):
         """
         if engine not in get_args(Engine):
             raise ValueError(f"engines are {', '.join(get_args(Engine))}, not {engine!r}")
-        return self._take(keep=True, label=label, engine=engine)
+        if scope not in ("full", "disk"):
+            raise ValueError(f"a snapshot's scope is 'full' or 'disk', not {scope!r}")
+        return self._take(keep=True, label=label, engine=engine if scope == "full" else "disk")
 
     def freeze(self, label: str | None = None) -> Snapshot:
         """The sandbox itself becomes the snapshot: costs nothing, and the sandbox is over. For search nodes."""
@@ -225,7 +223,7 @@ class Sandbox(GuestCalls):
         self._end("terminated", None)
         return snapshot
 
-    def _take(self, *, keep: bool, label: str | None, engine: Engine = "auto", levels: int = 1) -> Snapshot:
+    def _take(self, *, keep: bool, label: str | None, engine: str = "auto", levels: int = 1) -> Snapshot:
         """`levels`: how many more snapshots are to nest below this one at the least."""
         with self._awake():
             taken = self._capture(keep=keep, engine=engine, levels=levels)
@@ -234,7 +232,7 @@ class Sandbox(GuestCalls):
                 self.parent = snapshot
             return snapshot
 
-    def _capture(self, *, keep: bool, engine: Engine = "auto", levels: int = 1) -> Taken:
+    def _capture(self, *, keep: bool, engine: str = "auto", levels: int = 1) -> Taken:
         def capture(settled: bool) -> Taken:
             # A copy that is made at once is made by the guest, which then tells itself.
             obstacle = self._call(Op.SETTLE, settled, timeout=30.0) if settled or not keep else None

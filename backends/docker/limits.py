@@ -55,5 +55,5 @@ class Enforced:
                 f"default limits not enforced by this docker daemon: {', '.join(missing)} (storage driver "
                 f"{self._driver}). Asking for one explicitly is an error",
                 RuntimeWarning,
-                stacklevel=6,
+                stacklevel=8,
             )

@@ -1,4 +1,4 @@
-"""What a snapshot is made of, and a copy made from: a checkpoint that criu writes for docker, and a commit of the disk."""
+"""What snapshots and copies are made of: a checkpoint that criu writes for docker, and a commit of the disk."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Checkpoints:
             yield
             if not groups.is_frozen():
                 raise SnapshotError(
-                    "this docker's container engine lets a paused container run when it takes a checkpoint, so that memory "
-                    "and disk would be of different moments: containerd 1.6 or newer does not"
+                    "this docker's container engine lets a paused container run when it takes a checkpoint, so that "
+                    "memory and disk would be of different moments: containerd 1.6 or newer does not"
                 )
         finally:
             with contextlib.suppress(Refused):  # it has ended
@@ -104,7 +104,7 @@ class Checkpoints:
             os.makedirs(target, mode=0o700)
             for entry in os.scandir(f"{self.folder(store)}/{CHECKPOINT}"):
                 os.link(entry.path, f"{target}/{entry.name}")
-            # containerd keeps a checkpoint under its content's hash while it starts one, and takes no second of the same.
+            # containerd keeps one under its content's hash while it starts it, and takes no second of the same.
             Path(target, f"{container}.unique").write_text(container)
         except OSError as error:
             raise SnapshotError(f"a checkpoint can't be read for a copy: {error}") from None
