@@ -20,10 +20,9 @@ from sandbox_gym.network import Allow, NetworkRecord
 
 from . import owners
 from .daemon import Daemon, Refused
-from .deaths import Deaths
 from .keeping import Keeping
-from .owners import Owner
 from .maker import TOLD, Maker
+from .owners import Owner
 from .population import Population
 from .roots import Roots
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from sandbox_gym.backends.shared import registry
-from sandbox_gym.errors import SandboxError, SandboxTimeout
+from sandbox_gym.errors import BackendUnavailable, SandboxError, SandboxTimeout
 
 from .daemon import Daemon
+from .groups import Groups
 
 OWNER, RUN, KIND = "sandbox-gym.owner", "sandbox-gym.run", "sandbox-gym.kind"
 ID, NAME, PARENT = "sandbox-gym.id", "sandbox-gym.name", "sandbox-gym.parent"
@@ -74,19 +75,30 @@ def remove_run(daemon: Daemon, run: str) -> None:
     _remove(daemon, f"{RUN}={run}", lambda labels: True)
 
 
-def collect(daemon: Daemon, *, dry_run: bool = False, caches: bool = False) -> list[str]:
-    """Removes what dead owners have left, and with `caches` images of root file systems that nothing uses. Returns what
-    it removed, or would. Raises SandboxError.
-    """
+def collect(daemon: Daemon, *, dry_run: bool = False) -> list[str]:
+    """Removes what dead owners have left. Returns what it removed, or would. Raises SandboxError."""
 
     def dead(labels: dict[str, str]) -> bool:
         owner = Owner.of(labels)
         return owner is not None and owner.is_dead()
 
-    found = _remove(daemon, OWNER, dead, dry_run=dry_run)
-    for image in daemon.images(CACHE) if caches else ():
-        if OWNER not in (image["Labels"] or {}) and (dry_run or daemon.remove_image(image["Id"])):
-            found.append(f"image {image['Id'][:19]} of docker (a cached root file system)")
+    return _remove(daemon, OWNER, dead, dry_run=dry_run)
+
+
+def collect_all(*, dry_run: bool) -> list[str]:
+    """The same at this machine's daemon, and images of root file systems that are kept for later and used by nobody;
+    nothing where no daemon answers.
+    """
+    found: list[str] = []
+    with contextlib.suppress(BackendUnavailable):
+        daemon = Daemon()
+        found += collect(daemon, dry_run=dry_run)
+        kept = [row["Id"] for row in daemon.images(CACHE) if OWNER not in (row["Labels"] or {})]
+        found += [
+            f"image {image[:19]} of docker, a root file system kept for later"
+            for image in kept
+            if dry_run or daemon.remove_image(image)
+        ]
     return found
 
 
@@ -130,24 +142,27 @@ def _remove_images(daemon: Daemon, images: list[str]) -> None:
 
 def rows() -> list[dict[str, Any]]:
     """The live sandboxes and snapshots of all clients at this machine's daemon; none where no daemon answers."""
-    found = []
-    with contextlib.suppress(SandboxError):
-        for row in Daemon().containers(OWNER):
-            owner = Owner.of(row["Labels"])
-            if owner is not None:
-                found.append(_row(row, owner))
-    return found
+    try:
+        daemon = Daemon()
+    except BackendUnavailable:
+        return []
+    found = [(row, Owner.of(row["Labels"])) for row in daemon.containers(OWNER)]
+    return [_row(daemon, row, owner) for row, owner in found if owner is not None]
 
 
-def _row(container: dict[str, Any], owner: Owner) -> dict[str, Any]:
+def _row(daemon: Daemon, container: dict[str, Any], owner: Owner) -> dict[str, Any]:
     labels = container["Labels"]
-    state = "snapshot" if labels[KIND] == "snapshot" else container["State"]
+    memory = 0
+    if container["State"] == "running":
+        with contextlib.suppress(SandboxError):  # it ends just now
+            pid = int(daemon.inspect(container["Id"])["State"]["Pid"])
+            memory = Groups(container["Id"], pid).memory_bytes()
     return {
-        "id": labels[ID],
-        "name": labels[NAME],
-        "state": state,
+        "id": labels.get(ID, ""),
+        "name": labels.get(NAME, ""),
+        "state": "snapshot" if labels.get(KIND) == "snapshot" else container["State"],
         "age": time.time() - container["Created"],
         "parent": labels.get(PARENT),
-        "memory_bytes": 0,
+        "memory_bytes": memory,
         "owner_pid": owner.pid,
     }
