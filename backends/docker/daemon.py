@@ -17,6 +17,7 @@ import requests
 from sandbox_gym.errors import BackendUnavailable, SandboxDied, SandboxError, SandboxTimeout
 
 _ANSWER = 20.0  # seconds for what takes the daemon no work
+_POOLS = 4  # the SDK keeps one for each path that was ever asked for, with its connections
 _MOST_HEAD = 1 << 14
 _OLDEST_API = (1, 41)  # docker 20.10's
 START_IT = "start one (systemctl start docker; on Debian apt-get install docker.io brings it), or name its socket by "
@@ -42,7 +43,7 @@ class Daemon:
                 "unset it, or set it to unix:///var/run/docker.sock"
             )
         try:
-            self._api = docker.APIClient(base_url=self.url, version="auto", timeout=_ANSWER)
+            self._api = docker.APIClient(base_url=self.url, version="auto", timeout=_ANSWER, num_pools=_POOLS)
         except (docker.errors.DockerException, requests.RequestException) as error:
             raise BackendUnavailable(
                 f"no docker daemon answers at {self.url} ({error}): {START_IT}"

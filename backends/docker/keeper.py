@@ -45,8 +45,14 @@ def main() -> NoReturn:
     keeper.sweep()
     try:
         keeper.serve()
-    finally:
+    except Exception:  # a bug here must not leave containers
+        traceback.print_exc()
+    try:
         keeper.clear(run)
+    except (
+        SandboxError
+    ):  # the daemon is gone, too: what it has is removed by the next client, or `sandbox-gym gc`
+        sys.exit(1)
     sys.exit(0)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,16 +16,18 @@ from pathlib import Path
 import pytest
 
 import sandbox_gym
+from sandbox_gym._snapshot import held as handles
 from sandbox_gym.backends import lookup
 from sandbox_gym.backends.docker.client import DockerBackend
 from sandbox_gym.backends.docker.daemon import Daemon
-from sandbox_gym.backends.docker.owners import CACHE, OWNER, RUN
+from sandbox_gym.backends.docker.owners import OWNER
 from sandbox_gym.sandbox import Sandbox
 from tests import dockerd
 from tests.dockerd import Dockerd
 from tests.network.conftest import echo, web
+from tests.sandbox.conftest import python_layer, small_root
 
-__all__ = ["echo", "web"]
+__all__ = ["echo", "python_layer", "small_root", "web"]
 PATIENCE = 20.0  # seconds in which what ends must be gone
 Client = Callable[..., "subprocess.Popen[str]"]
 
@@ -51,6 +54,7 @@ def until(what: Callable[[], bool]) -> None:
 @contextmanager
 def using(daemon: Dockerd) -> Iterator[Dockerd]:
     """It is this process's daemon meanwhile."""
+    end_backends()
     before = os.environ.get("DOCKER_HOST")
     os.environ["DOCKER_HOST"] = daemon.url
     try:
@@ -74,6 +78,9 @@ def a_folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Dockerd]:
     with a_folder() as folder, dockerd.started(folder) as made, using(made):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a test looks at it
+            Sandbox.create(backend="docker").terminate()  # what is made once
         yield made
 
 
@@ -90,26 +97,28 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     request.getfixturevalue("daemon")
-    with Sandbox.create(backend="docker"):  # what is made once
-        pass
     there = backend()._daemon
     before, descriptors = held(there), len(os.listdir("/proc/self/fd"))
     yield
     if not backend().alive() or backend()._daemon is not there:
         end_backends()
         return
-    backend()._population.drop_images()
+    for snapshot in handles(backend()):
+        snapshot.delete()
 
     def gone() -> bool:
+        backend()._tend()  # handles that were garbage
         backend()._population.drop_images()
         return {row for row in held(there) - before if row not in roots(there)} == set()
 
     until(gone)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 10  # connections that the SDK keeps
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 10, "the SDK keeps ten connections"
 
 
 def roots(daemon: Daemon) -> set[str]:
-    return {row["Id"] for row in daemon.images(f"{OWNER}") if row["Labels"].get("sandbox-gym.kind") == "image"}
+    return {
+        row["Id"] for row in daemon.images(f"{OWNER}") if row["Labels"].get("sandbox-gym.kind") == "image"
+    }
 
 
 @pytest.fixture
@@ -138,6 +147,3 @@ def client(daemon: Dockerd) -> Iterator[Client]:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-
-
-__all__ += ["CACHE", "RUN"]

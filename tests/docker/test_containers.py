@@ -87,7 +87,9 @@ def test_limits(box: Sandbox) -> None:
     killed = box.shell("python3 -c 'x = bytearray(1 << 30)'")
     assert (killed.exit_code, killed.limit) == (137, "memory")
     assert box.run_code("1").ok
-    many = box.run_code("import subprocess\nfor _ in range(100): subprocess.Popen(['sleep', '9'])", timeout=60)
+    many = box.run_code(
+        "import subprocess\nfor _ in range(100): subprocess.Popen(['sleep', '9'])", timeout=60
+    )
     assert many.error is not None and many.error.type == "BlockingIOError"
 
 
@@ -98,7 +100,7 @@ def test_a_guest_over_its_memory_is_named_so(box: Sandbox) -> None:
 
 
 def test_too_little_memory_to_begin(daemon: Dockerd) -> None:
-    with pytest.raises(BackendUnavailable, match="too small|[Mm]inimum memory"):
+    with pytest.raises(BackendUnavailable, match=r"too small|[Mm]inimum memory"):
         Sandbox.create(backend="docker", memory="7Mi", disk=None)
 
 
