@@ -1,7 +1,7 @@
 """A docker daemon of a test's own: started by hand as root, apart from any other, and gone without a trace.
 
-It has a mount namespace of its own, so that what it mounts goes with it, and in that an /etc with options for criu. With
-a containerd that runs here already, it shares nothing but the process.
+It has a mount namespace of its own, so that what it mounts goes with it, and in that an /etc with options for criu. It
+shares nothing but the process with a containerd that runs here already.
 """
 
 from __future__ import annotations

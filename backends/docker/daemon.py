@@ -17,7 +17,9 @@ import requests
 from sandbox_gym.errors import BackendUnavailable, SandboxDied, SandboxError, SandboxTimeout
 
 _ANSWER = 20.0  # seconds for what takes the daemon no work
-_POOLS = 4  # the SDK keeps one for each path that was ever asked for, with its connections
+# The SDK keeps a pool of connections for each path, closes the oldest even while another thread uses it, and keeps them
+# open: so as many as there can be calls at once, and none kept.
+_POOLS = 1024
 _MOST_HEAD = 1 << 14
 _OLDEST_API = (1, 41)  # docker 20.10's
 START_IT = "start one (systemctl start docker; on Debian apt-get install docker.io brings it), or name its socket by "
@@ -48,6 +50,7 @@ class Daemon:
             raise BackendUnavailable(
                 f"no docker daemon answers at {self.url} ({error}): {START_IT}"
             ) from None
+        self._api.headers["Connection"] = "close"
         self._root = f"{self._api.base_url}/v{self._api.api_version}"
         if tuple(map(int, self._api.api_version.split("."))) < _OLDEST_API:
             raise BackendUnavailable(f"the docker daemon at {self.url} is too old: 20.10 or newer is needed")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_gym.backends.docker.owners import ID, KIND, NAME, OWNER, RUN
+from sandbox_gym.backends.shared import registry
 from sandbox_gym.errors import BackendUnavailable, LimitExceeded, SandboxDied, SandboxError
 from sandbox_gym.sandbox import Sandbox
 from tests.docker.conftest import Dockerd, backend, until
@@ -170,7 +171,7 @@ def test_terminate_is_idempotent_and_leaves_no_process(box: Sandbox) -> None:
     box.start(["sleep", "1000"])
     pid = next(row["pid"] for row in backend().list() if row["id"] == box.id)
     box.terminate()
-    assert not Path(f"/proc/{pid}").exists()
+    assert registry.start_time(pid) is None
     box.terminate()
     backend().terminate(box._live)
     assert backend().death(box._live) == "it was terminated"

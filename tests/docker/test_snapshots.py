@@ -158,6 +158,9 @@ def test_the_disk_alone(box: Sandbox) -> None:
         assert copy.read_text("/workspace/f") == "kept"
         error = copy.run_code("x").error
         assert error is not None and error.type == "NameError"
+
+
+def test_native_captures_no_disk_alone() -> None:
     with Sandbox.create() as native, pytest.raises(SnapshotError, match="captures memory too: leave scope"):
         native.snapshot(scope="disk")
 
