@@ -15,6 +15,7 @@ from sandbox_gym.errors import BackendUnavailable
 
 BUILT_IN = {
     "native": "sandbox_gym.backends.native.client:NativeBackend",
+    "docker": "sandbox_gym.backends.docker.client:DockerBackend",
     "gvisor": "sandbox_gym.backends.gvisor.client:GvisorBackend",
 }
 ENTRY_POINTS = "sandbox_gym.backends"  # the group in which other packages name theirs

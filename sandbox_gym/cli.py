@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -109,7 +110,12 @@ def _doctor(_: argparse.Namespace) -> int:
 def _ls(_: argparse.Namespace) -> int:
     from sandbox_gym.backends.shared import registry
 
-    rows = sorted(registry.list_all(), key=lambda row: (row["owner_pid"], -row["age"]))
+    found = registry.list_all()
+    if _has_docker():
+        from sandbox_gym.backends.docker import owners
+
+        found += owners.rows()
+    rows = sorted(found, key=lambda row: (row["owner_pid"], -row["age"]))
     if not rows:
         print("No sandboxes are live.")
         return 0
@@ -164,11 +170,20 @@ def _gc(options: argparse.Namespace) -> int:
     from sandbox_gym.backends.shared import registry
 
     removed = registry.collect(dry_run=options.dry_run)
+    if _has_docker():
+        from sandbox_gym.backends.docker import owners
+
+        removed += owners.collect_all(dry_run=options.dry_run)
     for path in removed:
         print(f"{'would remove' if options.dry_run else 'removed'} {path}")
     if not removed:
         print("Nothing to remove.")
     return 0
+
+
+def _has_docker() -> bool:
+    """Whether its package is here; a daemon may be."""
+    return importlib.util.find_spec("docker") is not None
 
 
 def _template(options: argparse.Namespace) -> int:

@@ -19,7 +19,6 @@ from sandbox_gym.errors import SandboxError
 _OLDEST_PYTHON, _OLDEST_GYMNASIUM = (3, 10), (1, 2, 2)
 _MACHINES = ("x86_64", "aarch64")
 _LITTLE_SHM = 64 << 20
-_DOCKER = "images by name, and Dockerfiles, come from it; archives don't"
 _FORKS_ONLY = "without it, snapshots work only where a fork captures all: one process with one thread"
 
 
@@ -143,12 +142,9 @@ def _criu() -> Check:
 
 
 def _docker() -> Check:
-    version = _answer("docker", "version", "--format", "{{.Server.Version}}")
-    if version:
-        return Check("docker", "ok", f"{version}: {_DOCKER}")
-    if shutil.which("dockerd") is None:
-        return Check("docker", "missing", f"no engine: {_DOCKER}", "apt-get install -y docker.io")
-    return Check("docker", "limited", f"its engine does not answer: {_DOCKER}", "systemctl start docker")
+    from sandbox_gym.backends.docker import probe
+
+    return probe.check()
 
 
 def _gvisor() -> Check:

@@ -201,11 +201,14 @@ class Sandbox(GuestCalls):
 
     # ---- snapshots ----------------------------------------------------------------------------------------------
 
-    def snapshot(self, label: str | None = None, *, engine: Engine = "auto") -> Snapshot:
+    def snapshot(
+        self, label: str | None = None, *, engine: Engine = "auto", scope: Literal["full", "disk"] = "full"
+    ) -> Snapshot:
         """This very state, memory and disk; the sandbox runs on.
 
         `engine="auto"`: fork (a millisecond) where that captures all there is, else criu, which takes any tree of
-        processes; the snapshot's `engine` and `why` tell.
+        processes; the snapshot's `engine` and `why` tell. `scope="disk"`: its files alone, for docker where that can't
+        capture memory; copies begin with a fresh interpreter.
 
         Raises:
             SnapshotError: the state can't be captured (the message names what stands in the way), or snapshots nest
@@ -213,7 +216,9 @@ class Sandbox(GuestCalls):
         """
         if engine not in get_args(Engine):
             raise ValueError(f"engines are {', '.join(get_args(Engine))}, not {engine!r}")
-        return self._take(keep=True, label=label, engine=engine)
+        if scope not in ("full", "disk"):
+            raise ValueError(f"a snapshot's scope is 'full' or 'disk', not {scope!r}")
+        return self._take(keep=True, label=label, engine=engine if scope == "full" else "disk")
 
     def freeze(self, label: str | None = None) -> Snapshot:
         """The sandbox itself becomes the snapshot: costs nothing, and the sandbox is over. For search nodes."""
@@ -221,7 +226,7 @@ class Sandbox(GuestCalls):
         self._end("terminated", None)
         return snapshot
 
-    def _take(self, *, keep: bool, label: str | None, engine: Engine = "auto", levels: int = 1) -> Snapshot:
+    def _take(self, *, keep: bool, label: str | None, engine: str = "auto", levels: int = 1) -> Snapshot:
         """`levels`: how many more snapshots are to nest below this one at the least."""
         with self._awake():
             _audit.look(self)
@@ -232,7 +237,7 @@ class Sandbox(GuestCalls):
                 self.parent = snapshot
             return snapshot
 
-    def _capture(self, *, keep: bool, engine: Engine = "auto", levels: int = 1) -> Taken:
+    def _capture(self, *, keep: bool, engine: str = "auto", levels: int = 1) -> Taken:
         def capture(settled: bool) -> Taken:
             # A copy that is made at once is made by the guest, which then tells itself.
             obstacle = self._call(Op.SETTLE, settled, timeout=30.0) if settled or not keep else None

@@ -117,9 +117,9 @@ def build(spec: SandboxSpec, folder: Path, privileged: bool) -> Rootfs:
         rootfs = _host(spec, folder, root, privileged)
     else:
         rootfs = _directory(spec, folder, root, privileged)
-    _fill(root, privileged, rootfs, from_host=spec.rootfs is None)
+    _devices(root / "dev", privileged, rootfs)
+    furnish(root, spec.rootfs)
     if spec.rootfs is not None:
-        _hosts(root / "etc", Path(spec.rootfs) / "etc")
         _resemble(root, Path(spec.rootfs), privileged)
     for mount in spec.mounts:
         _mountpoint(root, mount.source, mount.target)
@@ -146,20 +146,30 @@ def _directory(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) ->
             "a folder as root file system needs root (overlayfs redirects): run as root, or take an image out of an "
             "archive"
         )
-    path = [entry for entry in spec.env.get("PATH", "").split(":") if entry.startswith("/")]
-    candidates = (f"{entry}/python3" for entry in (*path, "/usr/local/bin", "/usr/bin"))
-    python = next((p for p in candidates if _exists_in(directory, p)), None)
-    if python is None:
+    try:
+        python = find_python(spec)
+    except BackendUnavailable:
         if held >= 0:
             os.close(held)
-        raise BackendUnavailable(
-            f"{directory} has no /usr/bin/python3, nor one on its PATH, and the guest's own process runs in one: "
-            f"install it there (apt-get install python3-minimal, apk add python3). {NEEDED}"
-        )
+        raise
     rootfs = Rootfs(python, [], folder, str(directory.parent))
     if directory.name != SUBDIR:
         os.setxattr(root, "trusted.overlay.redirect", f"/{directory.name}".encode())
     return rootfs
+
+
+def find_python(spec: SandboxSpec) -> str:
+    """The interpreter in a root file system that is a directory. Raises BackendUnavailable where it has none."""
+    assert spec.rootfs is not None
+    directory = Path(spec.rootfs).resolve()
+    path = [entry for entry in spec.env.get("PATH", "").split(":") if entry.startswith("/")]
+    for candidate in (f"{entry}/python3" for entry in (*path, "/usr/local/bin", "/usr/bin")):
+        if _exists_in(directory, candidate):
+            return candidate
+    raise BackendUnavailable(
+        f"{directory} has no /usr/bin/python3, nor one on its PATH, and the guest's own process runs in one: "
+        f"install it there (apt-get install python3-minimal, apk add python3). {NEEDED}"
+    )
 
 
 def _exists_in(directory: Path, path: str) -> bool:
@@ -229,15 +239,20 @@ def python_folders(extra: Sequence[str] = ()) -> list[str]:
     return found
 
 
-def _fill(root: Path, privileged: bool, rootfs: Rootfs, *, from_host: bool) -> None:
+def furnish(root: Path, directory: str | None) -> None:
+    """Puts into the empty folder `root` the files that are ours: empty folders, some of /etc, the guest's code. They go
+    over the root file system `directory`; None: over this host's folders.
+    """
+    from_host = directory is None
     for name, mode in _FOLDERS.items():
         (root / name).mkdir(parents=True, exist_ok=True)
         os.chmod(root / name, mode)
     for name in _EMPTY:
         (root / name).mkdir(parents=True, exist_ok=True)
-    _devices(root / "dev", privileged, rootfs)
-    if from_host:
+    if directory is None:
         _etc(root / "etc")
+    else:
+        _hosts(root / "etc", Path(directory) / "etc")
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc/resolv.conf").write_text(_RESOLVER)
     package = root / GUEST_FOLDER.lstrip("/") / "sandbox_gym_guest"

@@ -48,6 +48,8 @@ class Snapshots:
         """
         node = self._guests.get(request["id"])
         engine, settled = request["engine"], request["settled"]
+        if engine == "disk":
+            raise SnapshotError(f"sandbox {node.name}: native captures memory too: leave scope= out")
         self._room.check_budget(request)
         refusal = planner.refusal(
             node.pid,
