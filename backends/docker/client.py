@@ -34,7 +34,11 @@ class DockerBackend:
     """See `sandbox_gym.api.Backend`. `option`: the daemon's runtime for containers ("docker:runsc")."""
 
     name = "docker"
-    deviations: Sequence[Deviation] = ()
+    deviations: Sequence[Deviation] = (
+        Deviation("limits.disk", "docker bounds disks only on btrfs, zfs, and xfs with project quotas"),
+        Deviation("snapshot.saved_and_loaded", "checkpoints stay with their daemon"),
+        Deviation("snapshot.budget_is_kept", "each container has its own limits, and all together none"),
+    )
     any_depth = False
 
     def __init__(self, option: str | None = None) -> None:
