@@ -91,6 +91,8 @@ class DockerBackend:
                 f"sandbox {box.name}: docker stacks at most {_LAYERS} snapshots: restore from an earlier one"
             )
         full = engine != "disk"
+        if not full and self._maker.engine == "gvisor":
+            raise SnapshotError(f"sandbox {box.name}: gVisor keeps the disk in its memory: leave scope= out")
         if full:
             self._maker.checkpoints.check()
             if not settled:
@@ -168,7 +170,7 @@ class DockerBackend:
         shot = self._population.shots.get(node_id)
         if shot is not None:
             copies = sum(box.origin is shot for box in builtins.list(self._population.boxes.values()))
-            disk = self._size(shot.image) - self._size(shot.root.image)
+            disk = self._size(shot.image) - self._size(shot.root.image) if shot.image else 0
             return {"memory_bytes": shot.memory_bytes, "disk_bytes": disk, "oom_kills": 0, "children": copies}
         box = self._population.get(node_id)
         groups = self._maker.groups(box)
