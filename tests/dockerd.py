@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -60,7 +61,7 @@ def running(folder: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def started(folder: Path, *, experimental: bool = True) -> Iterator[Dockerd]:
     """The same, as a process."""
-    group = f"sandbox-gym-tests-{os.getpid()}-{folder.name}"
+    group = f"sandbox-gym-tests-{secrets.token_hex(6)}"
     (folder / "daemon.json").write_text(json.dumps(_settings(folder, group, experimental)))
     path = f"{Path(criu.find().path).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _START, "sh", str(folder)]

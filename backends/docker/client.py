@@ -34,7 +34,11 @@ class DockerBackend:
     """See `sandbox_gym.api.Backend`. `option`: the daemon's runtime for containers ("docker:runsc")."""
 
     name = "docker"
-    deviations: Sequence[Deviation] = ()
+    deviations: Sequence[Deviation] = (
+        Deviation("limits.disk", "docker bounds disks only on btrfs, zfs, and xfs with project quotas"),
+        Deviation("snapshot.saved_and_loaded", "checkpoints stay with their daemon"),
+        Deviation("snapshot.budget_is_kept", "each container has its own limits, and all together none"),
+    )
     any_depth = False
 
     def __init__(self, option: str | None = None) -> None:
@@ -87,6 +91,8 @@ class DockerBackend:
                 f"sandbox {box.name}: docker stacks at most {_LAYERS} snapshots: restore from an earlier one"
             )
         full = engine != "disk"
+        if not full and self._maker.engine == "gvisor":
+            raise SnapshotError(f"sandbox {box.name}: gVisor keeps the disk in its memory: leave scope= out")
         if full:
             self._maker.checkpoints.check()
             if not settled:
@@ -164,7 +170,7 @@ class DockerBackend:
         shot = self._population.shots.get(node_id)
         if shot is not None:
             copies = sum(box.origin is shot for box in builtins.list(self._population.boxes.values()))
-            disk = self._size(shot.image) - self._size(shot.root.image)
+            disk = self._size(shot.image) - self._size(shot.root.image) if shot.image else 0
             return {"memory_bytes": shot.memory_bytes, "disk_bytes": disk, "oom_kills": 0, "children": copies}
         box = self._population.get(node_id)
         groups = self._maker.groups(box)

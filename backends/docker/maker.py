@@ -73,7 +73,7 @@ class Maker:
         labels = {**self._owner.labels("sandbox"), owners.ID: box_id, owners.NAME: name or box_id}
         if shot is not None:
             labels[owners.PARENT] = shot.id
-        image = shot.image if shot is not None else root.image
+        image = _base(shot, root)
         try:
             container = self._create(spec, root, image, network, labels)
         except Refused as refused:
@@ -178,13 +178,18 @@ class Maker:
         memory, image = 0, ""
         connections: Sequence[Connection] = ()
         try:
-            with self.checkpoints.standing_still(box.container, self.groups(box)):
-                if full:
-                    memory = self.checkpoints.write(box.container, store, _left(until))
-                    if box.network is not None:
-                        asked = {"container": box.container, "pid": self.groups(box).pid}
-                        connections = self._keeper.ask("connections", **asked)["connections"]
-                image = self.checkpoints.commit(box.container, labels, _left(until))
+            if (
+                self.engine == "gvisor"
+            ):  # what is written to disk is in its checkpoint, which is of one instant
+                memory = self.checkpoints.write(box.container, store, _left(until))
+            else:
+                with self.checkpoints.standing_still(box.container, self.groups(box)):
+                    if full:
+                        memory = self.checkpoints.write(box.container, store, _left(until))
+                        if box.network is not None:
+                            asked = {"container": box.container, "pid": self.groups(box).pid}
+                            connections = self._keeper.ask("connections", **asked)["connections"]
+                    image = self.checkpoints.commit(box.container, labels, _left(until))
             if not keep:
                 self.end(box, "it became a snapshot")
         except BaseException:
@@ -239,6 +244,10 @@ class Maker:
                 raise SandboxDied(f"sandbox {box.name} is gone ({refused})") from None
             box.groups = Groups(box.container, pid)
         return box.groups
+
+
+def _base(shot: Shot | None, root: Root) -> str:
+    return root.image if shot is None or not shot.image else shot.image
 
 
 def _left(until: float) -> float:

@@ -27,7 +27,7 @@ class Shot:
     """
 
     id: str
-    image: str
+    image: str  # "" where the checkpoint has the disk, too
     store: str
     checkpointed: bool  # or there is the disk alone
     spec: SandboxSpec
@@ -151,7 +151,7 @@ class Population:
                 used = {box.origin for box in self.boxes.values()}
                 used |= {shot.origin for shot in (*self.shots.values(), *self._unneeded)}
                 free = [shot for shot in self._unneeded if shot not in used]
-            gone = [shot for shot in free if self._daemon.remove_image(shot.image)]
+            gone = [shot for shot in free if not shot.image or self._daemon.remove_image(shot.image)]
             if not gone:
                 return
             with self._lock:
