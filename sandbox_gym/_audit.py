@@ -43,7 +43,8 @@ def set_audit(path: str | os.PathLike[str] | None) -> None:
 
     Of each text 16 KiB are kept, of each output 4 KiB, with length and SHA-256 of the whole. Values of variables given
     as `env=` are left out wherever they appear as they are, from six characters on. Kill this process, and the last
-    tenth of a second is lost. `sandbox-gym audit` shows the file, `sandbox_gym.audit.read` reads it.
+    tenth of a second is lost. `sandbox-gym audit` shows the file, `sandbox_gym.audit.read` reads it. Nothing is ever
+    taken out of it; while it is written, or after a kill, part of it is in `path-wal`.
 
     Raises SandboxError when the file can't be written or is no audit log. (Should it fail later, the next call raises.)
     """
@@ -152,7 +153,8 @@ class Log:
         with self._turn:
             if not self._started:
                 rows = _audit_rows.Rows(_open(self.path), f"{socket.gethostname()}:{os.getpid()}")
-                threading.Thread(target=self._run, args=(rows,), name="audit", daemon=True).start()
+                self._thread = threading.Thread(target=self._run, args=(rows,), name="audit", daemon=True)
+                self._thread.start()
                 self._started = True
                 atexit.register(self.flush)
 
@@ -203,6 +205,8 @@ class Log:
         with self._turn:
             self._closing = True
             self._turn.notify_all()
+        if self._started:
+            self._thread.join(_PATIENCE)
 
     def _run(self, rows: _audit_rows.Rows) -> None:
         try:

@@ -39,10 +39,11 @@ CREATE TABLE events (
     snapshot TEXT             -- what was taken, or restored from
 );
 CREATE INDEX events_by_sandbox ON events (sandbox, time);
-CREATE INDEX events_by_snapshot ON events (snapshot);
+CREATE INDEX events_by_snapshot ON events (snapshot) WHERE snapshot IS NOT NULL;
 """
 _MAX_TEXT, _MAX_OUTPUT = 16 << 10, 4 << 10  # characters
 _MAX_HEAD = 64 << 10  # bytes of what is written, in which secrets are looked for
+_to_json = json.JSONEncoder(check_circular=False).encode
 _SHORTEST_SECRET = 6  # characters
 _NO_SECRETS = {"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PWD", "PYTHONPATH", "SHELL", "TERM", "TZ", "USER"}
 _SHOWN = ("exit_code", "value", "stdout", "stderr", "timed_out", "stdout_cut", "stderr_cut", "ended")
@@ -163,7 +164,7 @@ class Rows:
                 entry.value = None  # no second time
         elif entry.value is not None:
             _, _, result = _described(entry)
-            known = (json.dumps(result), entry.duration, entry.row)
+            known = (_to_json(result), entry.duration, entry.row)
             self._db.execute("UPDATE events SET result = ?, duration = ? WHERE id = ?", known)
         if entry.kind == "end":
             self._seen.pop(str(entry.sandbox), None)
@@ -179,7 +180,7 @@ class Rows:
         row = self._db.execute(
             "INSERT INTO events (time, sandbox, snapshot, client, kind, text, result, duration) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (*place, self._client, kind, text, None if result is None else json.dumps(result), duration),
+            (*place, self._client, kind, text, None if result is None else _to_json(result), duration),
         ).lastrowid
         assert row is not None
         return row
@@ -197,7 +198,7 @@ class Rows:
                 text = hide(f"{record.verdict} {record.kind} {record.host}:{record.port}")
                 row = self._insert("network", (record.time, entry.sandbox, None), text, state)
             elif last != state:
-                self._db.execute("UPDATE events SET result = ? WHERE id = ?", (json.dumps(state), row))
+                self._db.execute("UPDATE events SET result = ? WHERE id = ?", (_to_json(state), row))
             now[key] = row, state
         self._seen[str(entry.sandbox)] = now
 
@@ -211,11 +212,12 @@ def _described(entry: Entry) -> tuple[str, str, dict[str, Any]]:
     result: dict[str, Any] = {}
     if entry.kind not in KINDS.values():
         return entry.kind, _fact_text(_Hiding(entry.env), value, result), result
-    hide = _Hiding({**entry.env, **(value.get("env") or {})})
+    own = value.get("env")
+    hide = _Hiding({**entry.env, **own} if own else entry.env)
     kind, text = _text(entry.kind, value)
     text = _kept(hide, text, _MAX_TEXT, "text", result)
-    if value.get("env"):
-        result["env"] = sorted(value["env"])
+    if own:
+        result["env"] = sorted(own)
     for key in ("cwd", "append", "mode", "id", "end"):
         given = value.get(key)
         if given:
@@ -275,7 +277,8 @@ def _add_answer(hide: _Hiding, answer: Any, result: dict[str, Any]) -> None:
     for key in _SHOWN:
         said = answer.get(key)
         if isinstance(said, str):
-            result[key] = _kept(hide, said, _MAX_OUTPUT, key, result)
+            if said:
+                result[key] = _kept(hide, said, _MAX_OUTPUT, key, result)
         elif type(said) in (int, bool) and (said or key == "exit_code"):
             result[key] = said
     error, artifacts = answer.get("error"), answer.get("artifacts")
