@@ -19,7 +19,7 @@ _INK, _PAPER, _DARK, _LIGHT, _DONE = (
     (86, 160, 102),
 )
 _COLUMNS = 84
-_ROWS = 9  # of the terminal
+_ROWS = 14  # of the terminal
 _LINE = 17
 
 
