@@ -82,7 +82,7 @@ class ShellQuestEnv(BranchableEnv):
     1.0 when all are, which ends it. After `max_steps` it is truncated. The host looks at the files after each step and
     judges by itself: neither the goals nor what they look for is ever in the sandbox.
 
-    `info`: "kind", "prompt", "menu", "solved", and of the last command "ok", "exit_code" and "timed_out".
+    `info`: "kind", "prompt", "solved", in menu mode "menu"; of the last command "ok", "exit_code" and "timed_out".
     `reset(options={"kind": k})` chooses among KINDS; the seed chooses the rest. Further keywords are those of
     `Sandbox.create`; an image needs coreutils, grep, sed, awk, tar, gzip and git.
 
@@ -168,7 +168,7 @@ class ShellQuestEnv(BranchableEnv):
             progress - episode.progress,
             solved,
             truncated,
-            {**self._info(solved), **info},
+            {**self._info(), **info},
         )
 
     def observation(self) -> Any:
@@ -241,7 +241,7 @@ class ShellQuestEnv(BranchableEnv):
         files = look(box, FOLDER)
         said = "" if self._menu else quest.prompt
         self._episode = _Episode(quest, "", said, _listing(files), fingerprint(files))
-        return self.observation(), self._info(False)
+        return self.observation(), self._info()
 
     @property
     def _kind(self) -> str:
@@ -251,16 +251,17 @@ class ShellQuestEnv(BranchableEnv):
         if snapshot not in _episodes:
             raise gymnasium.error.ResetNeeded(f"{snapshot!r} is of no episode: env.reset()")
         self._episode = _episodes[snapshot]
-        return self.observation(), self._info(self._episode.over)
+        return self.observation(), self._info()
 
     def _now(self) -> _Episode:
         if self._episode is None:
             raise gymnasium.error.ResetNeeded("no episode has begun: env.reset()")
         return self._episode
 
-    def _info(self, solved: bool) -> dict[str, Any]:
-        quest = self.quest
-        return {"kind": quest.kind, "prompt": quest.prompt, "menu": list(quest.menu), "solved": solved}
+    def _info(self) -> dict[str, Any]:
+        episode = self._now()
+        info = {"kind": episode.quest.kind, "prompt": episode.quest.prompt, "solved": episode.progress == 1.0}
+        return {**info, "menu": list(episode.quest.menu)} if self._menu else info
 
 
 def _listing(files: Files) -> str:
