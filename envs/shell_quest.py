@@ -58,6 +58,7 @@ class _Episode:
     """All of an episode's state that is not in the sandbox."""
 
     quest: Quest
+    command: str = ""  # the last
     output: str = ""
     listing: str = ""  # names and modes of the files
     state: str = ""  # their fingerprint
@@ -81,14 +82,14 @@ class ShellQuestEnv(BranchableEnv):
     1.0 when all are, which ends it. After `max_steps` it is truncated. The host looks at the files after each step and
     judges by itself: neither the goals nor what they look for is ever in the sandbox.
 
-    `info`: "kind", "prompt", "menu", "solved", and of the last command "ok", "exit_code" and "timed_out".
+    `info`: "kind", "prompt", "solved", in menu mode "menu"; of the last command "ok", "exit_code" and "timed_out".
     `reset(options={"kind": k})` chooses among KINDS; the seed chooses the rest. Further keywords are those of
     `Sandbox.create`; an image needs coreutils, grep, sed, awk, tar, gzip and git.
 
     Raises SandboxError where a quest can't be set up: what is missing is in the message.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 1}  # noqa: RUF012
 
     def __init__(
         self,
@@ -103,8 +104,8 @@ class ShellQuestEnv(BranchableEnv):
     ) -> None:
         if actions not in ("menu", "text"):
             raise ValueError(f"actions is 'menu' or 'text', not {actions!r}")
-        if render_mode not in (None, "ansi"):
-            raise ValueError(f"render_mode is 'ansi' or None, not {render_mode!r}")
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f"render_mode is 'ansi', 'rgb_array' or None, not {render_mode!r}")
         if max_steps < 1 or max_output < 256:
             raise ValueError("max_steps is 1 or more, max_output 256 or more")
         make_quest(0, kind)
@@ -154,7 +155,12 @@ class ShellQuestEnv(BranchableEnv):
         steps = episode.steps + 1
         truncated = steps >= self._max_steps and not solved
         output = show(result, timeout=self._step_timeout, most=self._max_output)
-        seen: dict[str, Any] = {"output": output, "listing": _listing(files), "state": fingerprint(files)}
+        seen: dict[str, Any] = {
+            "command": command,
+            "output": output,
+            "listing": _listing(files),
+            "state": fingerprint(files),
+        }
         self._episode = replace(episode, steps=steps, progress=progress, over=solved or truncated, **seen)
         info = {"ok": result.ok, "exit_code": result.exit_code, "timed_out": result.timed_out}
         return (
@@ -162,7 +168,7 @@ class ShellQuestEnv(BranchableEnv):
             progress - episode.progress,
             solved,
             truncated,
-            {**self._info(solved), **info},
+            {**self._info(), **info},
         )
 
     def observation(self) -> Any:
@@ -180,11 +186,18 @@ class ShellQuestEnv(BranchableEnv):
         row[-1] = episode.steps / self._max_steps
         return row
 
-    def render(self) -> str | None:
-        """What is to be done, and what was said last, where render_mode is "ansi"."""
-        if self.render_mode != "ansi":
-            return None
-        return f"{self._now().quest.prompt}\n\n{self._now().output}".rstrip()
+    def render(self) -> Any:
+        """What is to be done, the last command, and what it said: as text, or as uint8 [height, width, 3]."""
+        episode = self._now()
+        said = episode.output if episode.steps else ""
+        if self.render_mode == "ansi":
+            shown = f"$ {episode.command}\n{said}" if episode.steps else ""
+            return f"{episode.quest.prompt}\n\n{shown}".rstrip()
+        if self.render_mode == "rgb_array":
+            from sandbox_gym.envs.shell_quest_picture import draw_quest
+
+            return draw_quest(episode.quest, episode.command, said, episode.progress)
+        return None
 
     def snapshot(self, label: str | None = None) -> Snapshot:
         snapshot = super().snapshot(label)
@@ -227,8 +240,8 @@ class ShellQuestEnv(BranchableEnv):
                 raise SandboxError(f"sandbox {box.name}: quest {quest.kind} could not be set up:\n{told}")
         files = look(box, FOLDER)
         said = "" if self._menu else quest.prompt
-        self._episode = _Episode(quest, said, _listing(files), fingerprint(files))
-        return self.observation(), self._info(False)
+        self._episode = _Episode(quest, "", said, _listing(files), fingerprint(files))
+        return self.observation(), self._info()
 
     @property
     def _kind(self) -> str:
@@ -238,16 +251,17 @@ class ShellQuestEnv(BranchableEnv):
         if snapshot not in _episodes:
             raise gymnasium.error.ResetNeeded(f"{snapshot!r} is of no episode: env.reset()")
         self._episode = _episodes[snapshot]
-        return self.observation(), self._info(self._episode.over)
+        return self.observation(), self._info()
 
     def _now(self) -> _Episode:
         if self._episode is None:
             raise gymnasium.error.ResetNeeded("no episode has begun: env.reset()")
         return self._episode
 
-    def _info(self, solved: bool) -> dict[str, Any]:
-        quest = self.quest
-        return {"kind": quest.kind, "prompt": quest.prompt, "menu": list(quest.menu), "solved": solved}
+    def _info(self) -> dict[str, Any]:
+        episode = self._now()
+        info = {"kind": episode.quest.kind, "prompt": episode.quest.prompt, "solved": episode.progress == 1.0}
+        return {**info, "menu": list(episode.quest.menu)} if self._menu else info
 
 
 def _listing(files: Files) -> str:

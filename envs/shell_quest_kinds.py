@@ -25,8 +25,8 @@ def find_file(rng: random.Random) -> Quest:
         (f"grep -rl {token} notes > answer", 'cp "$(cat answer)" found.md', "wc -c < found.md > size"),
         (
             "ls notes > answer",
-            f"grep -rc {token} notes > answer",
-            "find notes -name '*.md' > answer",
+            f"grep -c {token} notes/*/*.md > answer",
+            "ls notes/*/*.md > answer",
             "touch found.md",
             f"echo {names[0]} > answer",
             f"rm -r {right.rpartition('/')[0]}",

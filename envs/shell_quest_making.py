@@ -14,13 +14,12 @@ from sandbox_gym.envs.shell_quest_files import Entry, Files
 MENU_SIZE = 12
 _LOOKS = (  # change nothing
     *(
-        "ls -la",
-        "find . -type f | head -20",
+        "ls -R",
+        "find . -type f | sort | head -20",
         "head -3 *",
         "wc -l *",
-        "du -sh .",
+        "stat -c %a *",
         "pwd",
-        "file *",
         "cat answer",
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any
 from sandbox_gym import _records
 from sandbox_gym._text import cut
 from sandbox_gym.agents.tools import Bounds, Refused, Tool, catalogue
-from sandbox_gym.errors import LimitExceeded, SandboxDied, SandboxError
+from sandbox_gym.errors import LimitExceeded, SandboxDied, SandboxError, SnapshotError
 from sandbox_gym.sandbox import Sandbox
 
 TIMEOUT = 120.0  # seconds
@@ -51,12 +51,12 @@ def call_tool(
     `arguments`: the model's JSON, or what is in it. `timeout`: seconds that the call may take; a model can ask for
     less. `max_output`: characters of the answer; what is past that is cut out of its middle, and the answer says so.
 
-    Whatever the model can mend is text: a tool or an argument that isn't there, a file that is missing, an exit code,
-    an exception, a time-out.
+    Whatever the model can mend or live with is text: a tool or an argument that isn't there, a file that is missing, an
+    exit code, an exception, a time-out, a state of which no checkpoint can be taken.
 
     Raises:
         SandboxDied, LimitExceeded, SandboxTimeout: the sandbox is gone, and with it the episode.
-        SandboxError: `checkpoint` or `rewind` failed.
+
     """
     options: dict[str, Any] = {"checkpoints": checkpoints, "timeout": timeout, "max_output": max_output}
     return answer(sandbox, name, arguments, **options)[0]
@@ -80,10 +80,10 @@ def answer(
         tool = _find(catalogue(checkpoints=checkpoints), name)
         text = tool.run(sandbox, _check(tool, _parse(arguments)), Bounds(timeout, max_output))
         refused = False
-    except LimitExceeded as error:
-        if sandbox.status == "dead":
+    except (LimitExceeded, SnapshotError) as error:
+        if sandbox.status != "running":
             raise
-        text = f"Error: {error}"  # of a folder with too many entries, say
+        text = f"Error: {error}"
     except SandboxError:
         raise
     except Refused as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +104,7 @@ def _content(box: Sandbox, path: str) -> str:
 
 
 def _read_file(box: Sandbox, arguments: Arguments, bounds: Bounds) -> str:
-    lines = _content(box, arguments["path"]).splitlines(keepends=True)
+    lines = list(io.StringIO(_content(box, arguments["path"]), newline="\n"))  # as sed and git count them
     first = arguments.get("first_line", 1) - 1
     wanted = lines[first:]
     if not wanted:

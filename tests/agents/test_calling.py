@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import sandbox_gym
 from sandbox_gym.agents import call_tool, function_tools
 from sandbox_gym.errors import LimitExceeded, SandboxDied
 from sandbox_gym.sandbox import Sandbox
@@ -162,6 +163,26 @@ def test_a_sandbox_that_is_gone_is_an_exception(code: str, error: type[Exception
             call_tool(box, "run_code", {"code": code}, timeout=5)
         with pytest.raises(SandboxDied):
             call_tool(box, "shell", {"command": "true"})
+
+
+def test_lines_are_those_of_sed(box: Sandbox) -> None:
+    text = "one\x0b\u2028\r\ntwo\r\nthree\n"
+    box.write_file("odd", text.encode())
+    assert call_tool(box, "read_file", {"path": "odd"}) == text
+    assert call_tool(box, "read_file", {"path": "odd", "first_line": 3}) == "three\n[lines 3 to 3 of 3]"
+    call_tool(box, "edit_file", {"path": "odd", "old": "two", "new": "2"})
+    assert box.read_file("odd") == text.replace("two", "2").encode()
+
+
+def test_what_cannot_be_kept_is_text(box: Sandbox) -> None:
+    sandbox_gym.set_budget(memory="1Mi")
+    try:
+        text = call_tool(box, "checkpoint", {"label": "x"}, checkpoints=True)
+    finally:
+        sandbox_gym.set_budget(memory=None)
+    assert text.startswith("Error: ")
+    assert "budget" in text
+    assert call_tool(box, "shell", {"command": "echo on"}) == "on"
 
 
 def test_back_in_time(box: Sandbox) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import queue
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +18,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from examples import preferences
 from sandbox_gym.cli import main
 from sandbox_gym.duel import Duel, call_agent_duels, load, serve
 from sandbox_gym.sandbox import Sandbox
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 CHROMIUM = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -237,6 +242,30 @@ def test_calls_are_branched_and_played_on(serving: Any) -> None:
     again = next(duels := call_agent_duels(seed=1))
     duels.close()  # type: ignore[attr-defined]
     assert (again.prefix, again.a, again.b) == (first.prefix, first.a, first.b)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_command_ends_by_itself_or_by_interrupt(interrupted: bool, tmp_path: Path) -> None:
+    out = tmp_path / "chosen.jsonl"
+    command = [sys.executable, "-m", "sandbox_gym", "duel", "--n", "1", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        address = urlsplit(process.stdout.readline().split()[-1])
+        served = Served(address.port or 0, address.query.removeprefix("token="), out, queue.Queue())
+        assert served.ask("GET", "/duel")[0] == 200
+        if interrupted:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+            assert not out.exists()
+        else:
+            assert served.choose(0, "tie")[0] == 200
+            assert process.wait(30) == 0
+            assert "1 choices were added" in process.stdout.read()
+            assert [preference.choice for preference in load(out)] == ["tie"]
+
+
+def test_what_was_chosen_can_be_learnt() -> None:
+    assert preferences.main() > 0.6
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,8 @@ from sandbox_gym.envs.shell_quest_making import MENU_SIZE
 from sandbox_gym.errors import SandboxDied
 from sandbox_gym.sandbox import Sandbox
 from sandbox_gym.search import MCTS, best_of_n
+from sandbox_gym.search.model import as_model
+from sandbox_gym.search.testing import check_model
 from tests.conftest import kill_guest
 
 
@@ -232,6 +234,43 @@ def test_search_finds_what_chance_does_not(menu: ShellQuestEnv) -> None:
     assert len(Sandbox.list()) == before
     gained = sum(float(menu.step(np.int64(a))[1]) for a in played.principal_variation)
     assert gained == pytest.approx(played.value)
+
+
+def test_its_model_keeps_what_models_promise(menu: ShellQuestEnv) -> None:
+    menu.reset(seed=2, options={"kind": "find_file"})
+    before = len(Sandbox.list())
+    check_model(as_model(menu))
+    assert len(Sandbox.list()) == before
+    assert [menu.step(menu.quest.menu.index(command))[2] for command in menu.quest.reference][-1]
+
+
+def test_many_at_once() -> None:
+    venv = gymnasium.make_vec(
+        "sandbox_gym:ShellQuest-v0", num_envs=3, vectorization_mode="sync", max_steps=2, kind="organise"
+    )
+    try:
+        venv.reset(seed=0)
+        _, rewards, _, truncated, infos = venv.step(venv.action_space.sample())
+        assert rewards.shape == (3,)
+        assert not truncated.any()
+        assert venv.step(venv.action_space.sample())[3].all()
+        assert list(infos["kind"]) == ["organise"] * 3
+    finally:
+        venv.close()
+
+
+def test_pictures() -> None:
+    env = ShellQuestEnv(render_mode="rgb_array", actions="text")
+    try:
+        env.reset(seed=0, options={"kind": "organise"})
+        frames = [env.render()]
+        for command in (*env.quest.reference, "seq 1000; echo " + "x" * 1000)[-3:]:
+            env.step(command)
+            frames.append(env.render())
+    finally:
+        env.close()
+    assert all(frame.shape == frames[0].shape and frame.dtype == np.uint8 for frame in frames)
+    assert all((a != b).any() for a, b in itertools.pairwise(frames))
 
 
 def test_text_cannot_be_searched(shared: ShellQuestEnv) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ray.rllib.algorithms.ppo import PPOConfig
 
+from examples.users import a6_policy
 from sandbox_gym import Sandbox
 from sandbox_gym._spares import forget
 from sandbox_gym.envs.shell_quest import ShellQuestEnv
@@ -55,3 +56,10 @@ def test_quests_are_the_same_under_the_oldest_gymnasium() -> None:
         assert steps[-1][2]
     finally:
         env.close()
+
+
+def test_rollouts_from_one_moment_led_by_a_scored_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    a6_policy.main()
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].split()[:2] == ["scored", "on"]
+    assert sum("8 calls from the same moment" in line for line in said) == a6_policy.ROUNDS
