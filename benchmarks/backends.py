@@ -5,11 +5,12 @@ python -m benchmarks.backends [--quick] [--json FILE]
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks import _backends_network
+from benchmarks import _backends_docker, _backends_gvisor, _backends_network
 from benchmarks._report import Row, main, progress
 from benchmarks.branch import restore_times
 from sandbox_gym.backends import lookup
@@ -38,9 +39,18 @@ def images(quick: bool) -> list[Row]:
 def run(quick: bool) -> list[Row]:
     progress("native: restore from an image and from the host's files")
     rows = images(quick)
-    for backend in sorted(lookup.BUILT_IN):
-        progress(f"{backend}: what it reaches of the network")
-        rows += _backends_network.run(backend, quick)
+    with contextlib.ExitStack() as stack:
+        if "docker" in lookup.BUILT_IN:
+            stack.enter_context(_backends_docker.daemon())
+            progress("docker: snapshots and restores, beside docker's own commands")
+            rows += _backends_docker.run(quick)
+        if "gvisor" in lookup.BUILT_IN:
+            progress("gvisor: snapshots and restores, beside runsc")
+            rows += _backends_gvisor.run(quick)
+        for backend in sorted(lookup.BUILT_IN):
+            progress(f"{backend}: what it reaches of the network")
+            bare = stack.enter_context(_backends_gvisor.wired()) if backend == "gvisor" else None
+            rows += _backends_network.run(backend, quick, bare)
     return rows
 
 

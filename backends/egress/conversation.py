@@ -337,10 +337,10 @@ class Conversation:
 
     async def _splice(self, source: Any, target: Any, sock: socket.socket, most: int) -> int:
         """One splice(2), as soon as `sock`, the one of both that is no pipe, lets it. 0: the end."""
-        ends = [end if isinstance(end, int) else end.fileno() for end in (source, target)]
+        inlet, outlet = (end if isinstance(end, int) else end.fileno() for end in (source, target))
         while True:
             try:
-                return os.splice(ends[0], ends[1], most, flags=_NONBLOCK | _MOVE)
+                return os.splice(inlet, outlet, most, flags=_NONBLOCK | _MOVE)
             except BlockingIOError:
                 ready = self._loop.create_future()
                 add, remove = (

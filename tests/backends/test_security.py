@@ -30,7 +30,7 @@ SNOOPING = [
     "shared memory of the host and of others",
     "servers on the host's loopback and other addresses",
     "sockets of container engines and of the system",
-    "namespaces of other processes",
+    "namespaces that are the host's",
 ]
 
 

@@ -9,7 +9,19 @@ import os
 import stat
 from collections.abc import Callable
 
-from .words import CONTAINED, POSSIBLE, REFUSED, Known, Outcome, attempt, libc, opening, tried, writing
+from .words import (
+    CONTAINED,
+    POSSIBLE,
+    REFUSED,
+    Known,
+    Outcome,
+    attempt,
+    libc,
+    opening,
+    shared,
+    tried,
+    writing,
+)
 
 
 @attempt("devices of the host")
@@ -26,7 +38,7 @@ def _(known: Known) -> Outcome:
         "mapper/control",
         "vhost-net",
     )
-    return opening([f"/dev/{name}" for name in names], os.O_RDWR)
+    return opening([f"/dev/{name}" for name in names], os.O_RDWR, known)
 
 
 @attempt("devices that are made by mknod")
@@ -44,7 +56,7 @@ def _(known: Known) -> Outcome:
                 os.mknod(path, kind | 0o600, os.makedev(major, minor))
                 try:
                     os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-                    return POSSIBLE, path
+                    return shared(known), path
                 except OSError as error:
                     found = [CONTAINED, f"made, but not to be opened: {error.strerror}"]
                 finally:

@@ -99,7 +99,7 @@ def _(known: Known) -> Outcome:
 
 @attempt("memory of the kernel and the machine")
 def _(known: Known) -> Outcome:
-    return opening(["/dev/mem", "/dev/kmem", "/dev/port", "/proc/kcore"], os.O_RDONLY)
+    return opening(["/dev/mem", "/dev/kmem", "/dev/port", "/proc/kcore"], os.O_RDONLY, known)
 
 
 @attempt("addresses in the kernel")
@@ -114,7 +114,7 @@ def _(known: Known) -> Outcome:
 
 @attempt("messages of the kernel in /dev/kmsg")
 def _(known: Known) -> Outcome:
-    return opening(["/dev/kmsg"], os.O_RDONLY)
+    return opening(["/dev/kmsg"], os.O_RDONLY, known)
 
 
 @attempt("the command line of the host's kernel")

@@ -142,16 +142,18 @@ def _outside(pid: int) -> bool:
 
 @attempt("memory of a process outside")
 def _(known: Known) -> Outcome:
-    return opening([f"/proc/{pid}/mem" for pid in (*known["pids"], 1 << 21) if _outside(pid)], os.O_RDWR)
+    return opening(
+        [f"/proc/{pid}/mem" for pid in (*known["pids"], 1 << 21) if _outside(pid)], os.O_RDWR, known
+    )
 
 
-@attempt("namespaces of other processes")
+@attempt("namespaces that are the host's")
 def _(known: Known) -> Outcome:
     for path in glob.glob("/proc/[0-9]*/ns/*"):
         with contextlib.suppress(OSError):
             if os.readlink(path) in known["namespaces"]:
                 return POSSIBLE, f"{path} is the host's"
-    return REFUSED, "none of the host's is in sight"
+    return REFUSED, "none is in sight"
 
 
 @attempt("a new user namespace, with all capabilities in it")

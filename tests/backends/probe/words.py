@@ -67,11 +67,11 @@ def writing(paths: list[str], known: Known) -> Outcome:
     return REFUSED, "; ".join(problems)
 
 
-def opening(paths: list[str], flags: int) -> Outcome:
+def opening(paths: list[str], flags: int, known: Known) -> Outcome:
     for path in paths:
         try:
             os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC))
-            return POSSIBLE, path
+            return shared(known), path
         except OSError as error:
             problem = error
     return REFUSED, str(problem)
