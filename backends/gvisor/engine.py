@@ -28,7 +28,7 @@ from .bundle import Family, write_config
 _KILL_SECONDS = 20.0
 # Of host processes: gVisor has two and some threads for each of the guest's; its own limit comes first.
 _HOST_PIDS_EACH, _HOST_PIDS = 8, 512
-_KERNEL_BYTES = 32 << 20  # of memory, for gVisor itself: the limit is the guest's
+_KERNEL_BYTES = 16 << 20  # of memory, for gVisor itself: the limit is the guest's
 _MOST_TEXT = 1000  # characters
 
 

@@ -27,7 +27,9 @@ def check() -> Check:
         made, answered, answer = _try()
     except (SandboxError, GuestError, OSError) as error:
         meaning = f"{found}, but no sandbox could be made: {error}"
-        return Check(_NAME, "limited", meaning, "another release of runsc may do: name it by SANDBOX_GYM_RUNSC")
+        return Check(
+            _NAME, "limited", meaning, "another release of runsc may do: name it by SANDBOX_GYM_RUNSC"
+        )
     if answer != "42":
         return Check(_NAME, "limited", f"{found}: a copy answered {answer}, not 42", "report it as a bug")
     times = f"made in {made * 1e3:.0f} ms, snapshot and copy in {answered * 1e3:.0f} ms"
