@@ -162,7 +162,8 @@ class Engine:
         # Else connections that have ended not long ago, too, would be in a checkpoint's way.
         network = ["--network=none"] if box.network is None else ["--network=sandbox", "--net-disconnect-ok"]
         options = ["--platform=systrap", *network, "--overlay2=none", "--ignore-cgroups"]
-        return [self._runsc, f"--root={box.folder}/state", *options]
+        # Else gVisor's kernel itself runs as root with capabilities, to open files without asking: a quarter faster.
+        return [self._runsc, f"--root={box.folder}/state", *options, "--directfs=false"]
 
     def _speaks(self, coming: Coming) -> None:
         reads = coming.box.ends[0]
