@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sandbox_gym.backends import lookup
+from sandbox_gym.backends.shared import registry
 from sandbox_gym.errors import BackendUnavailable, SandboxDied, SandboxTimeout, SnapshotError
 from sandbox_gym.sandbox import Sandbox, Snapshot
 from tests.gvisor.conftest import gvisor, holdings, supervisor
@@ -24,6 +25,7 @@ Client = Callable[..., "subprocess.Popen[str]"]
 _BUSY = """
 import json
 from sandbox_gym.backends import lookup
+from sandbox_gym.backends.shared import registry
 from sandbox_gym import Allow
 box = Sandbox.create("victim", backend="gvisor", network=Allow(["example.org"]))
 box.shell("sleep 600 & setsid sleep 601 &")
@@ -88,6 +90,22 @@ def test_the_supervisor_is_killed(client: Client, traces_of: Callable[..., Any],
     out, err = process.communicate("\n", timeout=60)
     assert out.splitlines()[-1] == "42", err
     assert out.startswith("SandboxDied")
+
+
+def test_gc_removes_images_and_nothing_that_is_only_named(tmp_path: Path) -> None:
+    """Where janitor and sweeper were killed as well."""
+    folder = registry.make_folder()
+    images, other = tmp_path / f"sandbox-gym-{folder.name}", tmp_path / "other"
+    for path in (images, other):
+        path.mkdir()
+        (path / "file").touch()
+    registry.write(folder, owner_pid=os.getpid(), owner_start=0, scratch=str(images))
+    assert str(folder) in registry.collect()
+    assert not images.exists() and not folder.exists()
+    folder.mkdir(parents=True)
+    registry.write(folder, scratch=str(other))
+    registry.clear(folder)
+    assert other.exists() and not folder.exists()
 
 
 def test_the_guest_is_killed(box: Sandbox) -> None:

@@ -105,23 +105,29 @@ def test_the_script_tells_fit_from_unfit(version: str, fit: bool, tmp_path: Path
     assert bash('is_fit "$1" && echo fit || echo unfit', path) == ("fit\n" if fit else "unfit\n")
 
 
+ENTRIES = {
+    "a.list": """\
+# a comment
+deb [ arch=amd64 ] file:ARCHIVE bookworm main contrib
+""",
+    "a.sources": """\
+Types: deb deb-src
+# a comment
+URIs: file:ARCHIVE
+Suites: bookworm
+Components: main
+Signed-By: /key
+""",
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "entry", "printed"),
+    ("name", "line", "printed"),
     [
-        (
-            "a.list",
-            "# a comment\ndeb [ arch=amd64 ] file:ARCHIVE bookworm main contrib\n",
-            "deb [ arch=amd64 ] file:ARCHIVE trixie main\n",
-        ),
-        (
-            "a.sources",
-            "Types: deb deb-src\n# a comment\nURIs: file:ARCHIVE\nSuites: bookworm\nComponents: main\n"
-            "Signed-By: /key\n",
-            "Types: deb\nSuites: trixie\nComponents: main\nURIs: file:ARCHIVE\nSigned-By: /key\n",
-        ),
+        ("a.list", 2, "deb [ arch=amd64 ] file:ARCHIVE trixie main"),
+        ("a.sources", 1, "Types: deb\nSuites: trixie\nComponents: main\nURIs: file:ARCHIVE\nSigned-By: /key"),
     ],
 )
-def test_the_newer_suite_of_the_same_archive(name: str, entry: str, printed: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(entry)
-    line = 1 if name.endswith("sources") else 2
-    assert bash('packages_of "$1" trixie', f"{tmp_path / name}:{line}") == printed
+def test_the_newer_suite_of_the_same_archive(name: str, line: int, printed: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(ENTRIES[name])
+    assert bash('packages_of "$1" trixie', f"{tmp_path / name}:{line}") == f"{printed}\n"
