@@ -44,18 +44,26 @@ main()
 
 
 @dataclass(frozen=True)
+class Root:
+    """A root file system, mounted at `place`. `attached`: (host path, target) of mounts above it."""
+
+    place: str
+    attached: tuple[tuple[str, str], ...]
+    python: str  # the guest's interpreter
+    path: tuple[str, ...]  # what goes on its sys.path
+
+
+@dataclass(frozen=True)
 class Family:
-    """What sandboxes of one spec share. `root`: the mounted root; `attached`: (host path, target) above it."""
+    """What every copy of one created sandbox shares."""
 
     spec: SandboxSpec
-    python: str
-    path: tuple[str, ...]  # what goes on the guest's sys.path
-    root: str
-    attached: tuple[tuple[str, str], ...]
+    root: Root
 
 
-def make_family(spec: SandboxSpec, folder: Path) -> Family:
-    """`folder`, which is not there yet, must not lie in the file system that / is on: overlayfs refuses (ELOOP).
+def make_root(spec: SandboxSpec, folder: Path) -> Root:
+    """For as long as this process lives. `folder`, which is not there yet, must not lie in the file system that / is
+    on: overlayfs refuses (ELOOP).
 
     Raises BackendUnavailable, OSError.
     """
@@ -72,7 +80,7 @@ def make_family(spec: SandboxSpec, folder: Path) -> Family:
         (_mount_read_only(source, folder.parent / f"{folder.name}-mount-{i}"), target)
         for i, (source, target) in enumerate(built.attached)
     ]
-    return Family(spec, built.python, tuple(built.path), str(root), tuple(attached))
+    return Root(str(root), tuple(attached), built.python, tuple(built.path))
 
 
 def _mount_read_only(source: str, place: Path) -> str:
@@ -115,22 +123,22 @@ def write_config(folder: Path, family: Family, *, variables: Mapping[str, str], 
 
 
 def _config(family: Family, variables: Mapping[str, str], netns: str | None) -> dict[str, Any]:
-    spec = family.spec
+    spec, root = family.spec, family.root
     disk = {
         "size": spec.limits.disk_bytes,
-        "attached": [target for _, target in family.attached],
+        "attached": [target for _, target in root.attached],
         "workdir": spec.workdir or rootfs.WORKSPACE,
     }
     start = f"{rootfs.GUEST_FOLDER}/enter.py"
-    environment = guest_environment(family.python, {**variables, **spec.env})
+    environment = guest_environment(root.python, {**variables, **spec.env})
     network = {"type": "network", **({"path": netns} if netns else {})}
     return {
         "ociVersion": "1.0.2",
-        "root": {"path": family.root, "readonly": True},
+        "root": {"path": root.place, "readonly": True},
         "hostname": "sandbox",
         "process": {
             "user": {"uid": 0, "gid": 0},
-            "args": [family.python, "-s", start, json.dumps(disk), "stdio", *family.path],
+            "args": [root.python, "-s", start, json.dumps(disk), "stdio", *root.path],
             "env": [f"{name}={value}" for name, value in environment.items()],
             "cwd": "/",
             "noNewPrivileges": True,
@@ -141,7 +149,7 @@ def _config(family: Family, variables: Mapping[str, str], netns: str | None) -> 
             {"destination": "/proc", "type": "proc", "source": "proc"},
             *(
                 {"destination": target, "type": "bind", "source": source, "options": ["bind", "ro"]}
-                for source, target in family.attached
+                for source, target in root.attached
             ),
         ],
         "linux": {

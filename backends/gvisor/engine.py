@@ -28,7 +28,7 @@ from .bundle import Family, write_config
 _KILL_SECONDS = 20.0
 # Of host processes: gVisor has two and some threads for each of the guest's; its own limit comes first.
 _HOST_PIDS_EACH, _HOST_PIDS = 8, 512
-_KERNEL_BYTES = 32 << 20  # of memory, for gVisor itself: the limit is the guest's
+_KERNEL_BYTES = 16 << 20  # of memory, for gVisor itself: the limit is the guest's
 _MOST_TEXT = 1000  # characters
 
 
@@ -162,7 +162,8 @@ class Engine:
         # Else connections that have ended not long ago, too, would be in a checkpoint's way.
         network = ["--network=none"] if box.network is None else ["--network=sandbox", "--net-disconnect-ok"]
         options = ["--platform=systrap", *network, "--overlay2=none", "--ignore-cgroups"]
-        return [self._runsc, f"--root={box.folder}/state", *options]
+        # Else gVisor's kernel itself runs as root with capabilities, to open files without asking: a quarter faster.
+        return [self._runsc, f"--root={box.folder}/state", *options, "--directfs=false"]
 
     def _speaks(self, coming: Coming) -> None:
         reads = coming.box.ends[0]

@@ -19,7 +19,7 @@ from sandbox_gym.errors import BackendUnavailable, LimitExceeded, SandboxError, 
 from sandbox_gym.network import Allow
 
 from .box import Box, Image
-from .bundle import Family, make_family
+from .bundle import Family, Root, make_root
 from .engine import Engine, Failure
 from .population import Population
 
@@ -34,7 +34,7 @@ class Supervisor:
         self._engine = engine
         self._guests = guests
         self._unenforced = unenforced
-        self._families: dict[str, Family] = {}
+        self._roots: dict[str, Root] = {}
 
     def run(self) -> None:
         while True:
@@ -119,15 +119,15 @@ class Supervisor:
     def _family(self, spec: SandboxSpec) -> Family:
         """What sandboxes of this spec share; their root file system is made once. Raises BackendUnavailable."""
         self._check_limits(spec.limits)
-        key = repr(protocol.spec_to_json(spec))
-        if key not in self._families:
-            folder = self._base / str(len(self._families))
+        key = repr((spec.rootfs, spec.env.get("PATH"), spec.mounts, spec.python_path))
+        if key not in self._roots:
+            folder = self._base / str(len(self._roots))
             try:
-                self._families[key] = make_family(spec, folder)
+                self._roots[key] = make_root(spec, folder)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-        return self._families[key]
+        return Family(spec, self._roots[key])
 
     def _check_limits(self, limits: Limits) -> None:
         refused = sorted(limits.explicit & set(self._unenforced))
