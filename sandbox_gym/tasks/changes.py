@@ -17,6 +17,10 @@ MAX_FILES = 20_000
 MAX_ENTRIES = 200_000
 _BATCH = 200  # paths of one command line
 _NEVER = ("*.pyc", "__pycache__", "sitecustomize.py", "usercustomize.py", "*.pth", ".pytest_cache")
+_PROGRAMS = frozenset(
+    ("", ".py", ".sh", ".ini", ".cfg", ".toml", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".go", ".rs", ".java", ".c")
+    + (".cc", ".cpp", ".h", ".hpp", ".php", ".lua", ".bats", ".mk")
+)
 
 Listing = Mapping[str, FileInfo]
 
@@ -137,6 +141,19 @@ class _Fence:
             if any(fnmatchcase(name, wanted) for name in (below if "/" in wanted else parts)):
                 return True
         return False
+
+
+def programs(task: Task, before: Listing) -> list[str]:
+    """The protected files that a check may run or read its settings from: nothing writes to those while it runs."""
+    fence = _Fence(task, before)
+    files = [path for path, info in before.items() if info.kind == "file" and is_program(path)]
+    git = f"{task.workdir}/.git/"
+    return [path for path in files if not path.startswith(git) and fence.why_not(path, before[path])]
+
+
+def is_program(path: str) -> bool:
+    """By its ending: data of a test's, which the test may well write to, is none."""
+    return posixpath.splitext(path)[1] in _PROGRAMS
 
 
 def _above(path: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ exit code that the guest's process 1 waited for, and what the check printed or r
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import secrets
@@ -153,8 +154,22 @@ class Grader:
 
     def _config(self, changes: Changes, report: str) -> dict[str, object]:
         files = [*changes.files, *changes.links]
-        new = [path for path in files if path not in self._before]
-        return {"agents": files, "new": new, "junit": report if self._task.scoring == "junit" else None}
+        return {
+            "agents": files,
+            "new": [path for path in files if path not in self._before],
+            "hidden": {path: hashlib.sha256(data).hexdigest() for path, data in self._programs().items()},
+            "protected": carrying.programs(self._task, self._before),
+            "junit": report if self._task.scoring == "junit" else None,
+        }
+
+    def _programs(self) -> dict[str, bytes]:
+        """The hidden files that are programs of the check."""
+        files = {self._task.path(path): content for path, content in self._task.hidden.items()}
+        return {
+            path: content.encode() if isinstance(content, str) else content
+            for path, content in files.items()
+            if carrying.is_program(path)
+        }
 
     def _patch(self, box: Sandbox) -> None:
         if not self._task.test_patch:
@@ -176,8 +191,19 @@ class Grader:
                 data = box.read_file(report, max_bytes=verdict.MAX_REPORT)
         return Outcome(
             *(result.exit_code, result.stdout, result.stderr, result.stdout_cut > 0),
-            *(result.timed_out, result.duration, data),
+            *(result.timed_out, result.duration, data, self._written_to(box)),
         )
+
+    def _written_to(self, box: Sandbox) -> str:
+        """The hidden program that is no longer what it was, by whatever the check has run."""
+        for path, content in self._programs().items():
+            try:
+                if box.read_file(path, max_bytes=len(content) + 1) == content:
+                    continue
+            except (OSError, LimitExceeded):
+                pass
+            return path
+        return ""
 
     def _verdict(self, judged: Judged, outcome: Outcome | None, changes: Changes) -> Verdict:
         ran = outcome or Outcome(-1, "", "", False, False, 0.0)

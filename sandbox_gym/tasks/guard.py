@@ -130,6 +130,11 @@ def monitor() -> None:
     """Forks: the child runs the program, and this one ends as the child says."""
     kind, what, *args = sys.argv[1:]
     config = _config(os.environ[FOLDER])
+    changed = [path for path, digest in config["hidden"].items() if _digest(path) != digest]
+    if changed:  # by a program that the check has run before
+        _end(f"{changed[0]} was written to")
+    watched = [*config["hidden"], *config["protected"]]
+    stamps = list(map(_stamp, watched))
     secret = os.urandom(16).hex()
     read, write = os.pipe()
     child = os.fork()
@@ -139,6 +144,9 @@ def monitor() -> None:
     os.close(write)
     _seal()
     said, status = _listen(read, child)
+    for path, stamp in zip(watched, stamps):
+        if _stamp(path) != stamp:
+            _end(f"{path} was written to")
     word, _, rest = said.decode("utf-8", "replace").partition(" ")
     if word == secret and rest:
         code, _, why = rest.partition(" ")
@@ -150,6 +158,25 @@ def monitor() -> None:
     if os.WEXITSTATUS(status) == 0:
         _end("the program was ended before it came to its own end")
     os._exit(os.WEXITSTATUS(status))
+
+
+def _digest(path: str) -> str:
+    import hashlib
+
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Which file it is, and when it was changed last: no program can set that."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_ino, status.st_ctime_ns
 
 
 def _listen(read: int, child: int) -> tuple[bytes, int]:

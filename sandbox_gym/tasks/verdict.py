@@ -50,7 +50,7 @@ class Unclear(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check did. `report`: its JUnit XML, None when there is none."""
+    """What a check did. `report`: its JUnit XML, None when there is none; `written_to`: a hidden program that changed."""
 
     exit_code: int
     stdout: str
@@ -59,6 +59,7 @@ class Outcome:
     timed_out: bool
     duration: float
     report: bytes | None = None
+    written_to: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def judge(task: Task, outcome: Outcome) -> Judged:
     """Raises Unclear."""
     if outcome.timed_out:
         raise Unclear(f"it did not end within {task.check_timeout:g} s")
-    tampered = _guard_says(outcome)
+    tampered = _tampering(outcome)
     if tampered:
         return Judged(0.0, "tampered with", (tampered,))
     if task.scoring == "json":
@@ -86,11 +87,13 @@ def judge(task: Task, outcome: Outcome) -> Judged:
     return Judged(float(passed), "passed" if passed else f"the check ended with {outcome.exit_code}")
 
 
-def _guard_says(outcome: Outcome) -> str:
-    """The mark counts whatever the exit code, which a pipe of shells may hide: a forged one is the agent's own loss."""
+def _tampering(outcome: Outcome) -> str:
+    """The guard's mark counts whatever the exit code, which a pipe of shells may hide: a forged one is a loss."""
     for line in reversed(outcome.stderr.splitlines() + outcome.stdout.splitlines()):
         if line.startswith(guard.MARK):
             return line.removeprefix(guard.MARK).strip()[:500]
+    if outcome.written_to:
+        return f"{outcome.written_to} was written to"
     return f"ended with {guard.TAMPERED}" if outcome.exit_code == guard.TAMPERED else ""
 
 
