@@ -17,10 +17,24 @@ MAX_FILES = 20_000
 MAX_ENTRIES = 200_000
 _BATCH = 200  # paths of one command line
 _NEVER = ("*.pyc", "__pycache__", "sitecustomize.py", "usercustomize.py", "*.pth", ".pytest_cache")
-_PROGRAMS = frozenset(
-    ("", ".py", ".sh", ".ini", ".cfg", ".toml", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".go", ".rs", ".java", ".c")
-    + (".cc", ".cpp", ".h", ".hpp", ".php", ".lua", ".bats", ".mk")
-)
+_SCRIPTS = {
+    "",
+    ".py",
+    ".sh",
+    ".bats",
+    ".ini",
+    ".cfg",
+    ".toml",
+    ".js",
+    ".mjs",
+    ".cjs",
+    ".ts",
+    ".rb",
+    ".pl",
+    ".php",
+    ".lua",
+}
+_PROGRAMS = _SCRIPTS | {".go", ".rs", ".java", ".c", ".cc", ".cpp", ".h", ".hpp", ".mk"}
 
 Listing = Mapping[str, FileInfo]
 
@@ -175,7 +189,9 @@ def apply(box: Sandbox, changes: Changes) -> None:
     gone = sorted((info for info in changes.deleted), key=lambda info: info.path, reverse=True)
     _run(box, ["rm", "-f", "--"], [info.path for info in gone if info.kind != "dir"])
     # Folders go when they are empty: a protected file keeps its own.
-    _run(box, ["rmdir", "--ignore-fail-on-non-empty", "--"], [info.path for info in gone if info.kind == "dir"])
+    _run(
+        box, ["rmdir", "--ignore-fail-on-non-empty", "--"], [info.path for info in gone if info.kind == "dir"]
+    )
     _run(box, ["mkdir", "-p", "--"], changes.folders)
     for path, (data, mode) in changes.files.items():
         box.write_file(path, data, mode=mode)

@@ -15,7 +15,14 @@ import secrets
 from pathlib import Path
 
 from sandbox_gym.api import ExecResult
-from sandbox_gym.errors import GraderError, LimitExceeded, ProtocolError, SandboxDied, SandboxError, SandboxTimeout
+from sandbox_gym.errors import (
+    GraderError,
+    LimitExceeded,
+    ProtocolError,
+    SandboxDied,
+    SandboxError,
+    SandboxTimeout,
+)
 from sandbox_gym.sandbox import Sandbox, Snapshot
 from sandbox_gym.tasks import changes as carrying
 from sandbox_gym.tasks import guard, verdict
@@ -179,7 +186,9 @@ class Grader:
         # The files that it changes are as they were at first: it fails only where it does not fit the task.
         result = box.exec(["git", "apply", "--whitespace=nowarn", place], 60.0, cwd=self._task.workdir)
         if not result.ok:
-            raise GraderError(f"task {self._task.id}: field 'test_patch' does not apply: {result.stderr[:1000]}")
+            raise GraderError(
+                f"task {self._task.id}: field 'test_patch' does not apply: {result.stderr[:1000]}"
+            )
         box.exec(["rm", "-f", place], 10.0)
 
     def _outcome(self, box: Sandbox, result: ExecResult, report: str) -> Outcome:
@@ -206,12 +215,18 @@ class Grader:
         return ""
 
     def _verdict(self, judged: Judged, outcome: Outcome | None, changes: Changes) -> Verdict:
-        ran = outcome or Outcome(-1, "", "", False, False, 0.0)
-        left_out = dict(sorted(changes.left_out.items())[:1000])
         return Verdict(
-            *(judged.score, judged.reason, judged.flags, self._task.check),
-            *(None if outcome is None else ran.exit_code, verdict.shorten(ran.stdout), verdict.shorten(ran.stderr)),
-            *(judged.tests, changes.paths(), left_out, ran.duration),
+            judged.score,
+            judged.reason,
+            judged.flags,
+            check=self._task.check,
+            exit_code=outcome.exit_code if outcome else None,
+            stdout=verdict.shorten(outcome.stdout) if outcome else "",
+            stderr=verdict.shorten(outcome.stderr) if outcome else "",
+            tests=judged.tests,
+            carried=changes.paths(),
+            left_out=dict(sorted(changes.left_out.items())[:1000]),
+            duration=outcome.duration if outcome else 0.0,
         )
 
 

@@ -27,7 +27,15 @@ _JUDGES = (
     *("unittest.case", "unittest.result", "unittest.runner", "unittest.suite", "unittest.main"),
     *("_pytest.runner", "_pytest.main", "_pytest.reports", "_pytest.python", "_pytest.outcomes"),
     *("_pytest.junitxml", "_pytest.terminal", "_pytest.skipping", "_pytest.assertion.rewrite"),
-    *("pluggy._callers", "pluggy._hooks", "pluggy._manager", "pluggy._result", "builtins", "json", "json.encoder"),
+    *(
+        "pluggy._callers",
+        "pluggy._hooks",
+        "pluggy._manager",
+        "pluggy._result",
+        "builtins",
+        "json",
+        "json.encoder",
+    ),
 )
 
 TYPE_CHECKING = False  # typing is slow to import, and a check may start many Pythons
@@ -59,7 +67,10 @@ def start() -> None:
     if _is_agents(kind, what, config):
         return
     os.environ[_INSIDE] = "1"
-    os.execv(sys.executable, [sys.executable, *options, os.path.join(folder, "sitecustomize.py"), kind, what, *args])
+    os.execv(
+        sys.executable,
+        [sys.executable, *options, os.path.join(folder, "sitecustomize.py"), kind, what, *args],
+    )
 
 
 def _others(option: str) -> list[str]:
@@ -76,11 +87,14 @@ def _is_agents(kind: str, what: str, config: dict[str, Any]) -> bool:
     top = what.partition(".")[0]
     places = [os.getcwd(), *sys.path]
     try:
-        found = _Unshadowed(config, places).find_spec(top) or importlib.machinery.PathFinder.find_spec(top, places)
+        found = _Unshadowed(config, places).find_spec(top) or importlib.machinery.PathFinder.find_spec(
+            top, places
+        )
     except (ImportError, ValueError):
         return False
     return _origin(found) in config["agents"] or (
-        found is not None and os.path.join(next(iter(found.submodule_search_locations or [""])), "__main__.py")
+        found is not None
+        and os.path.join(next(iter(found.submodule_search_locations or [""])), "__main__.py")
         in config["agents"]
     )
 
@@ -218,7 +232,9 @@ def _seal() -> None:
 class _Program:
     """`finish` is all that the monitor believes."""
 
-    def __init__(self, kind: str, what: str, args: list[str], config: dict[str, Any], secret: str, fd: int) -> None:
+    def __init__(
+        self, kind: str, what: str, args: list[str], config: dict[str, Any], secret: str, fd: int
+    ) -> None:
         import atexit
 
         self._kind, self._what, self._args, self._config = kind, what, args, config
@@ -230,7 +246,9 @@ class _Program:
             if number() == me:  # not in a fork of it
                 send(fd, f"{secret} {self._code} {self._why}".encode("utf-8", "replace")[:4000])
 
-        atexit.register(finish)  # registered first, it is called last: after whatever the agent has registered
+        atexit.register(
+            finish
+        )  # registered first, it is called last: after whatever the agent has registered
         self._prints = prints(_JUDGES)
 
     def suspect(self, why: str) -> None:
@@ -241,7 +259,7 @@ class _Program:
 
         watch_outcomes(unittest.SkipTest, self)
         self._prints.update(prints(_JUDGES))
-        sys.meta_path.insert(0, _Unshadowed(self._config))  # type: ignore[arg-type]  # no base class: importlib.abc is slow
+        sys.meta_path.insert(0, _Unshadowed(self._config))
         try:
             self._execute()
             self._code = 0
@@ -311,7 +329,11 @@ class _Program:
                 return False
             if os.path.realpath(frame.f_code.co_filename) in self._config["agents"]:
                 return True
-            if os.path.basename(frame.f_code.co_filename) not in ("outcomes.py", "case.py", "sitecustomize.py"):
+            if os.path.basename(frame.f_code.co_filename) not in (
+                "outcomes.py",
+                "case.py",
+                "sitecustomize.py",
+            ):
                 return False
             frame = frame.f_back
         return False
@@ -342,12 +364,12 @@ def watch_outcomes(kind: Any, program: _Program) -> None:
     """Suspects the program when the agent's code raises a test's outcome: a skip, an expected failure, an end."""
     made = kind.__init__
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def watched(self: Any, *args: Any, **kwargs: Any) -> None:
         if program.asked_by_agent(sys._getframe(1)):
             program.suspect(f"{kind.__name__} was raised by a file of the agent's")
         made(self, *args, **kwargs)
 
-    kind.__init__ = __init__
+    kind.__init__ = watched
 
 
 def prints(modules: tuple[str, ...]) -> dict[str, Any]:

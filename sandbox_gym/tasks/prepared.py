@@ -38,7 +38,7 @@ class Prepared:
         with _create(task, backend) as box:
             _fill(box, task)
             before = changes.listing(box, task.roots)
-            self.snapshot: Snapshot = box.snapshot(f"task {task.id}")
+            self.snapshot = _keep(box, task)
         self._grader = Grader(task, self.snapshot, before)
         try:
             self.untouched = self._prove(backend)
@@ -48,8 +48,7 @@ class Prepared:
 
     def start(self, name: str | None = None) -> Sandbox:
         """A sandbox for an attempt. Its random numbers go on differently in each."""
-        rules = Allow(list(self.task.network)) if self.task.network else None
-        return Sandbox.restore(self.snapshot, name, rng="diverge", network=rules)
+        return Sandbox.restore(self.snapshot, name, rng="diverge")
 
     def grade(self, box: Sandbox) -> Verdict:
         """See `Grader.grade`: the verdict on an attempt's sandbox as it is now."""
@@ -78,8 +77,24 @@ class Prepared:
         self.close()
 
 
+def _keep(box: Sandbox, task: Task) -> Snapshot:
+    """The state at which attempts begin, with the network that they have: a rewind brings that back."""
+    kept = box.snapshot(f"task {task.id}")
+    if task.network == task.setup_network:
+        return kept
+    try:
+        with Sandbox.restore(kept, network=_rules(task.network)) as other:
+            return other.snapshot(f"task {task.id}")
+    finally:
+        kept.delete()
+
+
+def _rules(hosts: tuple[str, ...] | None) -> Allow | None:
+    return Allow(list(hosts)) if hosts else None
+
+
 def _create(task: Task, backend: str) -> Sandbox:
-    rules = Allow(list(task.setup_network)) if task.setup_network else None
+    rules = _rules(task.setup_network)
     limits: dict[str, Any] = {"cpus": task.cpus, "memory": task.memory, "disk": task.disk, "pids": task.pids}
     image: Any = _image(task.image)
     if task.template is not None:
@@ -111,6 +126,8 @@ def _fill(box: Sandbox, task: Task) -> None:
         if not result.ok:
             how = "did not end in time" if result.timed_out else f"ended with {result.exit_code}"
             output = f"{result.stdout}{result.stderr}".strip()[-4000:]
-            raise TaskError(f"task {task.id}: field 'setup': line {number}, {shlex.quote(line)[:200]}, {how}\n{output}")
+            raise TaskError(
+                f"task {task.id}: field 'setup': line {number}, {shlex.quote(line)[:200]}, {how}\n{output}"
+            )
     if task.base_commit is not None:
         history.forget_later(box, task)

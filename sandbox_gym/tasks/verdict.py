@@ -50,7 +50,7 @@ class Unclear(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check did. `report`: its JUnit XML, None when there is none; `written_to`: a hidden program that changed."""
+    """What a check did. `report`: its JUnit XML, or None; `written_to`: a hidden program that changed."""
 
     exit_code: int
     stdout: str
@@ -97,11 +97,11 @@ def _tampering(outcome: Outcome) -> str:
     return f"ended with {guard.TAMPERED}" if outcome.exit_code == guard.TAMPERED else ""
 
 
-def shorten(text: str) -> str:
-    """The beginning and the end of what was printed."""
-    if len(text) <= _MAX_OUTPUT:
+def shorten(text: str, most: int = _MAX_OUTPUT) -> str:
+    """The beginning and the end of what was printed; `most` is 128 or more."""
+    if len(text) <= most:
         return text
-    half = _MAX_OUTPUT // 2
+    half = (most - 64) // 2  # the note takes no more
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"
 
 
