@@ -49,6 +49,8 @@ def _load(source: Source, repos: Path | None) -> list[Task]:
 
 
 def _path(path: Path, repos: Path | None) -> list[Task]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: there is no such data set")
     if path.is_dir():
         return _folder(path, repos)
     if path.suffix == ".jsonl":
@@ -59,8 +61,6 @@ def _path(path: Path, repos: Path | None) -> list[Task]:
         if not isinstance(value, list):
             return [_row(value, str(path), repos)]
         return [_row(row, f"{path}: record {i}", repos) for i, row in enumerate(value)]
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: there is no such data set")
     raise TaskError(f"{path}: a data set is a folder, or a file that ends with .jsonl or .json")
 
 
