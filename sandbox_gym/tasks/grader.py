@@ -25,12 +25,15 @@ from sandbox_gym.errors import (
 )
 from sandbox_gym.sandbox import Sandbox, Snapshot
 from sandbox_gym.tasks import changes as carrying
-from sandbox_gym.tasks import guard, verdict
+from sandbox_gym.tasks import guard, guarded, verdict
 from sandbox_gym.tasks.changes import Changes, Listing
 from sandbox_gym.tasks.task import Task
 from sandbox_gym.tasks.verdict import Judged, Outcome, Unclear, Verdict
 
-_GUARD = Path(guard.__file__).read_text()
+_GUARD = {
+    "sitecustomize.py": Path(guard.__file__).read_text(),
+    "sandbox_gym_guarded.py": Path(guarded.__file__).read_text(),
+}
 _HARM = (SandboxDied, LimitExceeded, SandboxTimeout, ProtocolError, OSError, ValueError)
 
 
@@ -149,7 +152,8 @@ class Grader:
             self._patch(box)
             folder = f"/tmp/{secrets.token_hex(16)}"
             report = f"{folder}/junit.xml"
-            box.write_file(f"{folder}/sitecustomize.py", _GUARD)
+            for name, source in _GUARD.items():
+                box.write_file(f"{folder}/{name}", source)
             box.write_file(f"{folder}/config.json", json.dumps(self._config(changes, report)))
             environment = {guard.FOLDER: folder, "PYTHONPATH": folder}
             if task.scoring == "junit":

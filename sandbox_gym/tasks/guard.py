@@ -1,7 +1,7 @@
 """Runs the Python programs of a check so that what they import can't end them with a success of its choice.
 
-Copied into the sandbox of a check as `sitecustomize.py`, in a folder on PYTHONPATH: standard library only, and any
-Python from 3.7 on. A Python program that the check starts, if an agent hasn't written it, is run again under a monitor:
+Copied into the sandbox of a check as `sitecustomize.py`, in a folder on PYTHONPATH, with `guarded` beside it: standard
+library only. A Python program that the check starts, if an agent hasn't written it, is run again under a monitor:
 a process that imports nothing of the agent's, and ends with 0 only when the program has come to its own end, with what
 judges in it untouched. Else it ends with `TAMPERED`, and says why on stderr.
 
@@ -13,6 +13,7 @@ run after the others, and did not.
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import importlib.util
 import json
@@ -23,20 +24,6 @@ TAMPERED = 97
 MARK = "sandbox-gym guard:"
 FOLDER = "SANDBOX_GUARD"  # the variable that holds this file's folder
 _INSIDE = "SANDBOX_GUARDED"  # set below a guarded program: what that starts is its own affair
-_JUDGES = (
-    *("unittest.case", "unittest.result", "unittest.runner", "unittest.suite", "unittest.main"),
-    *("_pytest.runner", "_pytest.main", "_pytest.reports", "_pytest.python", "_pytest.outcomes"),
-    *("_pytest.junitxml", "_pytest.terminal", "_pytest.skipping", "_pytest.assertion.rewrite"),
-    *(
-        "pluggy._callers",
-        "pluggy._hooks",
-        "pluggy._manager",
-        "pluggy._result",
-        "builtins",
-        "json",
-        "json.encoder",
-    ),
-)
 
 TYPE_CHECKING = False  # typing is slow to import, and a check may start many Pythons
 if TYPE_CHECKING:
@@ -55,9 +42,11 @@ def start() -> None:
     args = sys.argv[1:]
     head = sys.orig_argv[1 : len(sys.orig_argv) - len(args)]
     if sys.argv[0] in ("-m", "-c"):
-        if len(head) < 2 or head[-2][-2:] != sys.argv[0]:  # glued together, as in -mpytest: left alone
-            return
-        options, kind, what = [*head[:-2], *_others(head[-2])], sys.argv[0], head[-1]
+        kind = sys.argv[0]
+        if head[-1].startswith(kind):  # glued together, as in -mpytest
+            options, what = head[:-1], head[-1][2:]
+        else:  # with others in one word, as in -um
+            options, what = [*head[:-2], *([head[-2][:-1]] if len(head[-2]) > 2 else [])], head[-1]
     elif sys.argv[0] in ("", "-"):
         if os.isatty(0):
             return
@@ -73,11 +62,6 @@ def start() -> None:
     )
 
 
-def _others(option: str) -> list[str]:
-    """What else stands in one word with -m or -c: `-um` is -u and -m."""
-    return [option[:-1]] if len(option) > 2 else []
-
-
 def _is_agents(kind: str, what: str, config: dict[str, Any]) -> bool:
     """Whether an agent has written the program: that may end as it likes, and its check looks at what it did."""
     if kind == "file":
@@ -87,7 +71,7 @@ def _is_agents(kind: str, what: str, config: dict[str, Any]) -> bool:
     top = what.partition(".")[0]
     places = [os.getcwd(), *sys.path]
     try:
-        found = _Unshadowed(config, places).find_spec(top) or importlib.machinery.PathFinder.find_spec(
+        found = Unshadowed(config, places).find_spec(top) or importlib.machinery.PathFinder.find_spec(
             top, places
         )
     except (ImportError, ValueError):
@@ -114,7 +98,7 @@ def _next_sitecustomize(folder: str) -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-class _Unshadowed:
+class Unshadowed:
     """Finds a module of Python's or of what is installed in spite of a file that the agent has put before it."""
 
     def __init__(self, config: dict[str, Any], places: list[str] | None = None) -> None:
@@ -154,7 +138,8 @@ def monitor() -> None:
     child = os.fork()
     if child == 0:
         os.close(read)
-        _Program(kind, what, args, config, secret, write).run()  # never returns: SystemExit ends this process
+        guarded = importlib.import_module("sandbox_gym_guarded")
+        guarded.Program(kind, what, args, config, secret, write).run(Unshadowed(config))  # ends this process
     os.close(write)
     _seal()
     said, status = _listen(read, child)
@@ -224,210 +209,6 @@ def _seal() -> None:
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
     except (ImportError, OSError, AttributeError):
         pass
-
-
-# ---- the program -------------------------------------------------------------------------------------------------
-
-
-class _Program:
-    """`finish` is all that the monitor believes."""
-
-    def __init__(
-        self, kind: str, what: str, args: list[str], config: dict[str, Any], secret: str, fd: int
-    ) -> None:
-        import atexit
-
-        self._kind, self._what, self._args, self._config = kind, what, args, config
-        self._code = 1
-        self._why = ""
-        send, number, me = os.write, os.getpid, os.getpid()
-
-        def finish() -> None:
-            if number() == me:  # not in a fork of it
-                send(fd, f"{secret} {self._code} {self._why}".encode("utf-8", "replace")[:4000])
-
-        atexit.register(
-            finish
-        )  # registered first, it is called last: after whatever the agent has registered
-        self._prints = prints(_JUDGES)
-
-    def suspect(self, why: str) -> None:
-        self._why = self._why or why
-
-    def run(self) -> None:
-        import unittest
-
-        watch_outcomes(unittest.SkipTest, self)
-        self._prints.update(prints(_JUDGES))
-        sys.meta_path.insert(0, _Unshadowed(self._config))
-        try:
-            self._execute()
-            self._code = 0
-        except SystemExit as error:
-            self._code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-            if not isinstance(error.code, int) and error.code is not None:
-                print(error.code, file=sys.stderr)
-            if self._code == 0 and self.of_agent(error.__traceback__):
-                self.suspect("SystemExit came from a file of the agent's")
-        except KeyboardInterrupt:
-            self._code = 130
-        except BaseException as error:
-            sys.__excepthook__(type(error), error, error.__traceback__)
-        self._code &= 255
-        self._look_back()
-        sys.exit(self._code)
-
-    def _execute(self) -> None:
-        import types
-
-        main = types.ModuleType("__main__")
-        sys.modules["__main__"] = main
-        if self._kind == "-m":
-            import runpy
-
-            sys.path[0] = os.getcwd()
-            sys.argv = ["-m", *self._options(self._what)]
-            runpy.run_module(self._what, run_name="__main__", alter_sys=True)
-            return
-        if self._kind == "file":
-            main.__file__ = self._what
-            sys.path[0] = os.path.dirname(os.path.realpath(self._what))
-            sys.argv = [self._what, *self._options(os.path.basename(self._what))]
-            with open(self._what, "rb") as file:
-                code = compile(file.read(), self._what, "exec")
-        else:
-            sys.path[0] = ""
-            sys.argv = [self._kind, *self._args]
-            text = self._what if self._kind == "-c" else sys.stdin.read()
-            code = compile(text, "<string>" if self._kind == "-c" else "<stdin>", "exec")
-        exec(code, main.__dict__)
-
-    def _options(self, name: str) -> list[str]:
-        """The program's arguments; pytest's with a plugin of ours, and with the report where one is wanted."""
-        if name not in ("pytest", "py.test"):
-            return self._args
-        import types
-
-        plugin = types.ModuleType("sandbox_gym_guard", "PYTEST_DONT_REWRITE")
-        plugin.__dict__.update(hooks(self))
-        sys.modules[plugin.__name__] = plugin
-        report = [f"--junitxml={self._config['junit']}"] if self._config["junit"] else []
-        return ["-p", plugin.__name__, "-p", "no:cacheprovider", *self._args, *report]
-
-    def of_agent(self, traceback: Any) -> bool:
-        """Whether a file of the agent's stands on the way from the program to where this was raised."""
-        while traceback is not None:
-            if os.path.realpath(traceback.tb_frame.f_code.co_filename) in self._config["agents"]:
-                return True
-            traceback = traceback.tb_next
-        return False
-
-    def asked_by_agent(self, frame: Any) -> bool:
-        """Whether the agent's code is what called a function of unittest's or pytest's, by its nearest frames."""
-        for _ in range(8):
-            if frame is None:
-                return False
-            if os.path.realpath(frame.f_code.co_filename) in self._config["agents"]:
-                return True
-            if os.path.basename(frame.f_code.co_filename) not in (
-                "outcomes.py",
-                "case.py",
-                "sitecustomize.py",
-            ):
-                return False
-            frame = frame.f_back
-        return False
-
-    def taken(self, modules: tuple[str, ...]) -> None:
-        self._prints.update({key: value for key, value in prints(modules).items() if key not in self._prints})
-
-    def _look_back(self) -> None:
-        """Whether what judges is still what it was, and still says no."""
-        import unittest
-
-        now = prints(_JUDGES)
-        for key, value in self._prints.items():
-            there = now.get(key, (None, None))
-            if there[0] is not value[0] or there[1] is not value[1]:
-                self.suspect(f"{key} was replaced")
-        result = unittest.TestResult()
-        unittest.FunctionTestCase(_must_fail).run(result)
-        if len(result.failures) != 1:
-            self.suspect("a test that must fail did not")
-
-
-def _must_fail() -> None:
-    assert os.getpid() == 0
-
-
-def watch_outcomes(kind: Any, program: _Program) -> None:
-    """Suspects the program when the agent's code raises a test's outcome: a skip, an expected failure, an end."""
-    made = kind.__init__
-
-    def watched(self: Any, *args: Any, **kwargs: Any) -> None:
-        if program.asked_by_agent(sys._getframe(1)):
-            program.suspect(f"{kind.__name__} was raised by a file of the agent's")
-        made(self, *args, **kwargs)
-
-    kind.__init__ = watched
-
-
-def prints(modules: tuple[str, ...]) -> dict[str, Any]:
-    """What the functions and classes of modules are, those that are loaded: to tell later what was replaced."""
-    found: dict[str, Any] = {}
-    for name in modules:
-        for key, value in list(vars(sys.modules[name]).items()) if name in sys.modules else []:
-            if isinstance(value, type):
-                if value.__module__ != name:
-                    continue
-                for inner, part in list(vars(value).items()):
-                    if callable(part):
-                        found[f"{name}.{key}.{inner}"] = _print_of(part)
-            if callable(value) and key != "_":
-                found[f"{name}.{key}"] = _print_of(value)
-    return found
-
-
-def _print_of(value: Any) -> tuple[Any, Any]:
-    return value, getattr(value, "__code__", None)
-
-
-# ---- in pytest ---------------------------------------------------------------------------------------------------
-
-
-def hooks(program: _Program) -> dict[str, Any]:
-    """A pytest plugin: no test ran, the agent skipped some, or a test that must fail passed: each is suspect."""
-    import pytest
-
-    seen = {"ran": 0}
-
-    class _MustFail(pytest.Item):
-        def runtest(self) -> None:
-            _must_fail()
-
-    def pytest_configure(config: Any) -> None:
-        from _pytest import outcomes
-
-        for kind in (outcomes.OutcomeException, outcomes.Exit):
-            watch_outcomes(kind, program)
-        program.taken(_JUDGES)
-
-    def pytest_runtest_logreport(report: Any) -> None:
-        seen["ran"] += report.when == "call"
-
-    def pytest_sessionfinish(session: Any, exitstatus: Any) -> None:
-        from _pytest import runner
-
-        if int(exitstatus) not in (0, 1):  # ended early: not a success anyway
-            return
-        if not seen["ran"]:
-            program.suspect("no test ran")
-        canary = _MustFail.from_parent(session, name=f"test_{os.urandom(4).hex()}")
-        reports = runner.runtestprotocol(canary, nextitem=None, log=False)
-        if [report.outcome for report in reports if report.when == "call"] != ["failed"]:
-            program.suspect("a test that must fail did not")
-
-    return {name: value for name, value in locals().items() if name.startswith("pytest_")}
 
 
 if __name__ == "__main__":
