@@ -61,6 +61,35 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("size", metavar="SIZE", help="such as 10Gi")
     template.set_defaults(run=_template)
 
+    evaluation = commands.add_parser("eval", help="a policy on a data set of tasks: pass@k, and a report")
+    evaluation.add_argument("tasks", metavar="TASKS", help="a data set: a .jsonl or .json file, or a folder")
+    evaluation.add_argument(
+        "--policy", required=True, metavar="MODULE:FUNCTION", help="a function of a task and a sandbox"
+    )
+    evaluation.add_argument("-k", type=int, default=1, metavar="K", help="attempts at each task (1)")
+    evaluation.add_argument("--workers", type=int, metavar="N", help="attempts at a time (one a processor)")
+    evaluation.add_argument(
+        "--timeout",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="of the policy, for an attempt (1800)",
+    )
+    evaluation.add_argument(
+        "--backend", default="native", metavar="NAME", help="what makes sandboxes (native)"
+    )
+    evaluation.add_argument(
+        "--repos", type=Path, metavar="FOLDER", help="with the repositories of SWE-bench's rows"
+    )
+    evaluation.add_argument(
+        "--out",
+        type=Path,
+        default=Path("eval-output"),
+        metavar="FOLDER",
+        help="for results and report (eval-output); what is there already is not run again",
+    )
+    evaluation.set_defaults(run=_eval)
+
     demo = commands.add_parser(
         "demo", help="play a game in sandboxes, branch it, search it; ends within two minutes"
     )
@@ -137,6 +166,12 @@ def _template(options: argparse.Namespace) -> int:
         print(error.args[0] if error.args else error, file=sys.stderr)
         return 1
     return 0
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from sandbox_gym.evals import command
+
+    return command.run(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ LAYERS: dict[str, set[str]] = {
         "testing",
         "vector",
     },
-    "integrations": {"ray", "rllib"},
+    "integrations": {"evals", "ray", "rllib"},
     "front": {"__main__", "_table", "cli", "demo", "doctor", "benchmarks"},
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}

@@ -61,7 +61,10 @@ class Program:
         except KeyboardInterrupt:
             self._code = 130
         except BaseException as error:
-            sys.__excepthook__(type(error), error, error.__traceback__)
+            shown = error.__traceback__
+            while shown is not None and shown.tb_frame.f_code.co_filename == __file__:
+                shown = shown.tb_next
+            sys.__excepthook__(type(error), error, shown)
         self._code &= 255
         self._look_back()
         sys.exit(self._code)
