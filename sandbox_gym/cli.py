@@ -9,9 +9,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sandbox_gym
 from sandbox_gym._table import size, span, table
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +59,21 @@ def _parser() -> argparse.ArgumentParser:
     gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     gc.set_defaults(run=_gc)
 
+    _add_template(commands)
+    _add_agents(commands)
+    _add_eval(commands)
+
+    demo = commands.add_parser(
+        "demo", help="play a game in sandboxes, branch it, search it; ends within two minutes"
+    )
+    demo.add_argument(
+        "--out", type=Path, default=Path("demo-output"), metavar="FOLDER", help="where pictures go"
+    )
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _add_template(commands: _Commands) -> None:
     template = commands.add_parser("template", help="sandboxes that were set up once, to start from")
     actions = template.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="all of them, with their size on disk and when they were used last")
@@ -74,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     prune.add_argument("size", metavar="SIZE", help="such as 10Gi")
     template.set_defaults(run=_template)
 
+
+def _add_agents(commands: _Commands) -> None:
     mcp = commands.add_parser("mcp", help="an MCP server over stdio: a fresh sandbox and its tools")
     start = mcp.add_mutually_exclusive_group()
     start.add_argument("--image", metavar="IMAGE", help="to start from, as in `template build`")
@@ -91,14 +112,36 @@ def _parser() -> argparse.ArgumentParser:
     duel.add_argument("--seed", type=int, default=0, metavar="SEED")
     duel.set_defaults(run=_duel)
 
-    demo = commands.add_parser(
-        "demo", help="play a game in sandboxes, branch it, search it; ends within two minutes"
+
+def _add_eval(commands: _Commands) -> None:
+    evaluation = commands.add_parser("eval", help="a policy on a data set of tasks: pass@k, and a report")
+    evaluation.add_argument("tasks", metavar="TASKS", help="a data set: a .jsonl or .json file, or a folder")
+    evaluation.add_argument(
+        "--policy", required=True, metavar="MODULE:FUNCTION", help="a function of a task and a sandbox"
     )
-    demo.add_argument(
-        "--out", type=Path, default=Path("demo-output"), metavar="FOLDER", help="where pictures go"
+    evaluation.add_argument("-k", type=int, default=1, metavar="K", help="attempts at each task (1)")
+    evaluation.add_argument("--workers", type=int, metavar="N", help="attempts at a time (one a processor)")
+    evaluation.add_argument(
+        "--timeout",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="of the policy, for an attempt (1800)",
     )
-    demo.set_defaults(run=_demo)
-    return parser
+    evaluation.add_argument(
+        "--backend", default="native", metavar="NAME", help="what makes sandboxes (native)"
+    )
+    evaluation.add_argument(
+        "--repos", type=Path, metavar="FOLDER", help="with the repositories of SWE-bench's rows"
+    )
+    evaluation.add_argument(
+        "--out",
+        type=Path,
+        default=Path("eval-output"),
+        metavar="FOLDER",
+        help="for results and report (eval-output); what is there already is not run again",
+    )
+    evaluation.set_defaults(run=_eval)
 
 
 def _doctor(_: argparse.Namespace) -> int:
@@ -235,6 +278,12 @@ def _duel(options: argparse.Namespace) -> int:
         return 1
     print(f"{made} choices were added to {options.out}")
     return 0
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from sandbox_gym.evals import command
+
+    return command.run(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

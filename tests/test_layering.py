@@ -40,6 +40,7 @@ LAYERS: dict[str, set[str]] = {
         "sandbox",
         "template",
     },
+    "tasks": {"tasks"},
     "environments": {
         "_exchange",
         "_lanes",
@@ -53,7 +54,7 @@ LAYERS: dict[str, set[str]] = {
         "testing",
         "vector",
     },
-    "integrations": {"agents", "ray", "rllib"},
+    "integrations": {"agents", "evals", "ray", "rllib"},
     "front": {"__main__", "_table", "_tree", "audit", "benchmarks", "cli", "demo", "doctor", "duel"},
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
