@@ -1,0 +1,144 @@
+"""A package's own tests as a task's check, run as any task is graded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sandbox_gym.errors import SandboxError
+from sandbox_gym.tasks import Prepared, Task, Verdict
+
+from .packages import Package, Source
+
+MAX_SECONDS = 10.0  # that a suite may take: slower ones make no tasks
+_FIRST_TIMEOUT = 60.0
+# One commit, the same for every attempt, and no name of anyone who is there.
+_COMMIT = (
+    "export GIT_AUTHOR_DATE='2020-01-01T00:00:00Z' GIT_COMMITTER_DATE='2020-01-01T00:00:00Z'; "
+    "git init -q -b main && git config user.name agent && git config user.email agent@localhost && git add -A && "
+    "git commit -q -m '{title}'"
+)
+_MOST_REPORTED = 3  # failing tests that a report tells of
+_MOST_LINES = 12  # of each
+_HEADER = re.compile(r"_{3,} (.+?) _{3,}")
+_FRAME = re.compile(r"(\S+\.py):(\d+): (.*)")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
+
+
+def task(source: Source, id: str, **fields: object) -> Task:
+    """A task over these files, judged by the package's tests."""
+    package = source.package
+    place = "" if package.source == "." else f"PYTHONPATH={package.source} "
+    # What is installed beside pytest would differ from machine to machine.
+    check = (
+        f"{place}PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pytest -q --tb=short -c /dev/null --rootdir=. "
+        f"{package.tests}"
+    )
+    record: dict[str, object] = {
+        "id": id,
+        "check": check,
+        "files": {path: _content(data) for path, data in source.shown.items()},
+        "hidden": {path: _content(data) for path, data in source.tests.items()},
+        "setup": (_COMMIT.format(title=package.title),),
+        "scoring": "junit",
+        **fields,
+    }
+    return Task(**record)  # type: ignore[arg-type]  # the record checks its fields itself
+
+
+def _content(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def prepare(source: Source, *, backend: str = "native") -> tuple[Prepared, list[str]]:
+    """The unharmed package, ready for attempts, and its tests that passed twice, sorted.
+
+    Raises SandboxError where it can make no tasks here: its tests don't run, or are slow, or Python has it installed.
+    """
+    package = source.package
+    with Prepared(task(source, package.name, check_timeout=_FIRST_TIMEOUT), backend=backend) as first:
+        _check_absent(first, package)
+        once = first.untouched
+    if not once.tests or once.duration > MAX_SECONDS:
+        raise SandboxError(
+            f"the tests of {package.title} took {once.duration:.1f} s for {len(once.tests)} of them, and may take "
+            f"{MAX_SECONDS:g} s: is this machine busy? Leave it out with --packages.\n{once.stdout[-1000:]}"
+        )
+    timeout = 5.0 + 3 * once.duration
+    again = Prepared(replace(first.task, check_timeout=timeout), backend=backend)
+    stable = sorted(passed(once.tests) & passed(again.untouched.tests))
+    return again, stable
+
+
+def _check_absent(prepared: Prepared, package: Package) -> None:
+    """An agent would find the package whole, beside the broken one."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package.name!r}) is not None)"
+    with prepared.start() as box:
+        if not box.exec(["python", "-I", "-c", code], 30.0, cwd="/").ok:
+            raise SandboxError(
+                f"{package.name} is installed in this Python, where an agent would read it whole: make tasks of others "
+                "with --packages, or in an environment without it"
+            )
+
+
+def passed(tests: Mapping[str, str]) -> set[str]:
+    return {test for test, result in tests.items() if result == "passed"}
+
+
+def report(package: Package, verdict: Verdict, failed: Sequence[str]) -> str:
+    """What goes wrong, as a user would tell it: what was tried and what came, and nothing of where the bug is."""
+    shown: list[str] = []
+    for header, lines in _sections(verdict.stdout):
+        name = header.rpartition(".")[2]
+        if len(shown) < _MOST_REPORTED and any(test.rpartition("::")[2] == name for test in failed):
+            told = _told(lines, package)
+            if told and told not in shown:
+                shown.append(told)
+    cases = "\n\n".join(f"```\n{told}\n```" for told in shown)
+    more = f" ({len(failed)} checks of ours fail.)" if len(failed) > len(shown) else ""
+    return (
+        f"{package.title} misbehaves since its last change.{more} What we see:\n\n{cases}\n\n"
+        f"Find the cause in the package and mend it: its source is in `{_root(package)}`, a git repository of one "
+        f"commit is around it. Your change will be judged by the package's own tests, which are not here; files of tests that "
+        f"you add or change don't count.\n"
+    )
+
+
+def _root(package: Package) -> str:
+    return package.name if package.source == "." else f"{package.source}/{package.name}"
+
+
+def _sections(output: str) -> list[tuple[str, list[str]]]:
+    """Each failure in pytest's output: the test's name in its header, and its lines."""
+    found: list[tuple[str, list[str]]] = []
+    for line in output.splitlines():
+        header = _HEADER.fullmatch(line)
+        if header:
+            found.append((header[1], []))
+        elif line.startswith("==="):
+            found.append(("", []))
+        elif found:
+            found[-1][1].append(line)
+    return [(header, lines) for header, lines in found if header]
+
+
+def _told(lines: Sequence[str], package: Package) -> str:
+    """The test's own line, and the error: not the frames below it, which would lead to the bug."""
+    own: list[str] = []
+    errors = []
+    frames = 0
+    for line in lines:
+        if _FRAME.fullmatch(line):
+            frames += 1
+        elif line.startswith("E  "):
+            errors.append(line[1:].removeprefix("   "))
+        elif frames == 1 and line.startswith("    "):
+            own.append(line[4:])
+    # Carets under a part of the line, from Python 3.11 on.
+    own = [line for line in own if set(line.strip()) - set("^~")]
+    text = [_ADDRESS.sub("0x...", line)[:300] for line in (*own[:4], *errors[: _MOST_LINES - 4])]
+    return "\n".join(text) if errors else ""
