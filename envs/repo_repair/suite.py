@@ -102,9 +102,9 @@ def report(package: Package, verdict: Verdict, failed: Sequence[str]) -> str:
     more = f" ({len(failed)} checks of ours fail.)" if len(failed) > len(shown) else ""
     return (
         f"{package.title} misbehaves since its last change.{more} What we see:\n\n{cases}\n\n"
-        f"Find the cause in the package and mend it: its source is in `{_root(package)}`, a git repository of one "
-        f"commit is around it. Your change will be judged by the package's own tests, which are not here; files of tests that "
-        f"you add or change don't count.\n"
+        f"Find the cause in the package and mend it: its source is in `{_root(package)}`, in a git repository of one "
+        "commit. Your change will be judged by the package's own tests, which are not here; tests that you add or "
+        "change don't count.\n"
     )
 
 
