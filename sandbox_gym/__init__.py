@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from sandbox_gym.api import ShellResult as ShellResult
     from sandbox_gym.branching import Branch as Branch
     from sandbox_gym.env import SandboxEnv as SandboxEnv
+    from sandbox_gym.envs.task import TaskEnv as TaskEnv
     from sandbox_gym.envs.terminal import TerminalEnv as TerminalEnv
     from sandbox_gym.errors import BackendUnavailable as BackendUnavailable
     from sandbox_gym.errors import BudgetExceeded as BudgetExceeded
+    from sandbox_gym.errors import GraderError as GraderError
     from sandbox_gym.errors import ImageError as ImageError
     from sandbox_gym.errors import ItemFailed as ItemFailed
     from sandbox_gym.errors import LimitExceeded as LimitExceeded
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from sandbox_gym.errors import SandboxError as SandboxError
     from sandbox_gym.errors import SandboxTimeout as SandboxTimeout
     from sandbox_gym.errors import SnapshotError as SnapshotError
+    from sandbox_gym.errors import TaskError as TaskError
     from sandbox_gym.hosting import Trajectory as Trajectory
     from sandbox_gym.images.image import Image as Image
     from sandbox_gym.network import Allow as Allow
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from sandbox_gym.process import ShellSession as ShellSession
     from sandbox_gym.registration import register_envs as register_envs
     from sandbox_gym.sandbox import Sandbox as Sandbox
+    from sandbox_gym.tasks.task import Task as Task
+    from sandbox_gym.tasks.verdict import Verdict as Verdict
     from sandbox_gym.template import Template as Template
     from sandbox_gym.vector import SandboxVectorEnv as SandboxVectorEnv
 
@@ -55,6 +60,7 @@ _HOMES = {
     "ErrorInfo": "api",
     "ExecResult": "api",
     "FileInfo": "api",
+    "GraderError": "errors",
     "Image": "images.image",
     "ImageError": "errors",
     "ItemFailed": "errors",
@@ -74,9 +80,13 @@ _HOMES = {
     "ShellSession": "process",
     "Snapshot": "_snapshot",
     "SnapshotError": "errors",
+    "Task": "tasks.task",
+    "TaskEnv": "envs.task",
+    "TaskError": "errors",
     "Template": "template",
     "TerminalEnv": "envs.terminal",
     "Trajectory": "hosting",
+    "Verdict": "tasks.verdict",
     "register_envs": "registration",
     "set_budget": "_budget",
 }
@@ -90,6 +100,7 @@ __all__ = [
     "ErrorInfo",
     "ExecResult",
     "FileInfo",
+    "GraderError",
     "Image",
     "ImageError",
     "ItemFailed",
@@ -109,16 +120,20 @@ __all__ = [
     "ShellSession",
     "Snapshot",
     "SnapshotError",
+    "Task",
+    "TaskEnv",
+    "TaskError",
     "Template",
     "TerminalEnv",
     "Trajectory",
+    "Verdict",
     "register_envs",
     "set_budget",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("envs", "errors", "search"):
+    if name in ("envs", "errors", "search", "tasks"):
         return importlib.import_module(f"sandbox_gym.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'sandbox_gym' has no attribute {name!r}")

@@ -8,6 +8,8 @@ SandboxError
 ├── SnapshotError                      this state can't be captured or restored; the message says why
 ├── ImageError (ValueError)            an image is damaged, means harm, or is for another machine
 ├── BackendUnavailable                 this machine lacks something; the message names the command that mends it
+├── TaskError (ValueError)             a task's record is wrong: the message names where and which field
+├── GraderError                        a check can't be trusted to judge: there is no reward, not even 0
 ├── ProtocolError                      a guest sent what no guest of ours sends; it has been killed
 └── ItemFailed                         an item of a job over a cluster failed as often as it was tried
 
@@ -47,6 +49,14 @@ class ImageError(SandboxError, ValueError):
 
 class BackendUnavailable(SandboxError):
     """The machine lacks what the backend, or a limit that was asked for, needs."""
+
+
+class TaskError(SandboxError, ValueError):
+    """A task's record is wrong; the message names the file, the line and the field."""
+
+
+class GraderError(SandboxError):
+    """A check could not run as it must: it has not judged anything, so there is no reward."""
 
 
 class ProtocolError(SandboxError):

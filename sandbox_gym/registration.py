@@ -10,10 +10,11 @@ from types import ModuleType
 from typing import Any
 
 ENV_ID = "Sandbox-v0"
+TASK_ENV_ID = "SandboxTask-v0"
 
 
 def register_envs() -> None:
-    """Registers Sandbox-v0 with Gymnasium. Idempotent; imports none of what it registers."""
+    """Registers Sandbox-v0 and SandboxTask-v0 with Gymnasium. Idempotent; imports none of what it registers."""
     import gymnasium
 
     if ENV_ID not in gymnasium.registry:
@@ -22,6 +23,8 @@ def register_envs() -> None:
             entry_point="sandbox_gym.env:make_env",
             vector_entry_point="sandbox_gym.vector:SandboxVectorEnv",
         )
+    if TASK_ENV_ID not in gymnasium.registry:
+        gymnasium.register(id=TASK_ENV_ID, entry_point="sandbox_gym.envs.task:TaskEnv")
 
 
 def register_when_imported() -> None:

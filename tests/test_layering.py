@@ -36,6 +36,7 @@ LAYERS: dict[str, set[str]] = {
         "sandbox",
         "template",
     },
+    "tasks": {"tasks"},
     "environments": {
         "_exchange",
         "_lanes",

@@ -1,0 +1,206 @@
+"""What an agent has changed, out of its sandbox and into the one of the check. The agent's sandbox may lie."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from sandbox_gym.api import FileInfo
+from sandbox_gym.errors import LimitExceeded, ProtocolError
+from sandbox_gym.sandbox import Sandbox
+from sandbox_gym.tasks.task import Task
+
+MAX_BYTES = 512 << 20
+MAX_FILES = 20_000
+MAX_ENTRIES = 200_000
+_BATCH = 200  # paths of one command line
+_NEVER = ("*.pyc", "__pycache__", "sitecustomize.py", "usercustomize.py", "*.pth", ".pytest_cache")
+_SCRIPTS = {
+    "",
+    ".py",
+    ".sh",
+    ".bats",
+    ".ini",
+    ".cfg",
+    ".toml",
+    ".js",
+    ".mjs",
+    ".cjs",
+    ".ts",
+    ".rb",
+    ".pl",
+    ".php",
+    ".lua",
+}
+_PROGRAMS = _SCRIPTS | {".go", ".rs", ".java", ".c", ".cc", ".cpp", ".h", ".hpp", ".mk"}
+
+Listing = Mapping[str, FileInfo]
+
+
+@dataclass
+class Changes:
+    """Absolute paths. `files`: content and mode; `links`: their targets; `left_out`: what does not count, and why."""
+
+    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    links: dict[str, str] = field(default_factory=dict)
+    deleted: list[FileInfo] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def paths(self) -> tuple[str, ...]:
+        """All that changes, at most the first thousand."""
+        return tuple(sorted({*self.files, *self.links, *(info.path for info in self.deleted)})[:1000])
+
+
+def listing(box: Sandbox, roots: Iterable[str]) -> dict[str, FileInfo]:
+    """All below the roots that are there. Raises ProtocolError for a path that does not lie below its root."""
+    found: dict[str, FileInfo] = {}
+    for root in roots:
+        try:
+            entries = box.list_files(root, recursive=True, max_entries=MAX_ENTRIES)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for info in entries:
+            if posixpath.normpath(info.path) != info.path or not info.path.startswith(f"{root}/"):
+                raise ProtocolError(f"sandbox {box.name} lists {info.path[:200]!r} below {root}")
+            found[info.path] = info
+    return found
+
+
+def collect(box: Sandbox, task: Task, before: Listing) -> Changes:
+    """What differs from `before` by kind, size, mode or time of change.
+
+    Raises LimitExceeded for more than is carried; ProtocolError, OSError and so on for a sandbox that lies.
+    """
+    after = listing(box, task.roots)
+    changes = Changes()
+    fence = _Fence(task, before)
+    total = 0
+    for path, info in after.items():
+        old = before.get(path)
+        if old is not None and _same(old, info):
+            continue
+        why = fence.why_not(path, info)
+        if why:
+            if info.kind != "dir":
+                changes.left_out[path] = why
+        elif info.kind == "dir":
+            changes.folders.append(path)
+        elif info.kind == "link":
+            _take_link(box, task, path, changes)
+        else:
+            data = box.read_file(path, max_bytes=MAX_BYTES - total)
+            total += len(data)
+            changes.files[path] = data, info.mode & 0o777
+        if len(changes.files) + len(changes.links) + len(changes.folders) > MAX_FILES:
+            raise LimitExceeded(f"more than {MAX_FILES} files were changed")
+    for path, info in before.items():
+        if (path not in after or after[path].kind != info.kind) and path not in changes.left_out:
+            if why := fence.why_not(path, info):
+                changes.left_out[path] = why
+            else:
+                changes.deleted.append(info)
+    return changes
+
+
+def _same(old: FileInfo, new: FileInfo) -> bool:
+    if old.kind != new.kind:
+        return False
+    return new.kind == "dir" or (old.size, old.mode, old.mtime) == (new.size, new.mode, new.mtime)
+
+
+def _take_link(box: Sandbox, task: Task, path: str, changes: Changes) -> None:
+    answer = box.exec(["readlink", "-n", "--", path], 10.0)
+    target = answer.stdout
+    root = next(root for root in task.roots if path.startswith(f"{root}/"))
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+    if not answer.ok or not target or "\0" in target or not (place == root or place.startswith(f"{root}/")):
+        changes.left_out[path] = "a link that leads out of the workspace"
+    else:
+        changes.links[path] = posixpath.relpath(place, posixpath.dirname(path))
+
+
+class _Fence:
+    """Which paths an agent's changes do not reach."""
+
+    def __init__(self, task: Task, before: Listing) -> None:
+        self._task = task
+        self._hidden = {task.path(path) for path in task.hidden} | set(patched(task))
+        self._kept = {
+            above
+            for path in (*self._hidden, *(path for path in before if self._is_protected(path)))
+            for above in _above(path)
+        }
+
+    def why_not(self, path: str, info: FileInfo) -> str:
+        """The reason; "" when it may be changed."""
+        if any(fnmatchcase(part, pattern) for part in path.split("/") for pattern in _NEVER):
+            return "steers or replaces what Python loads"
+        if path in self._hidden or any(above in self._hidden for above in _above(path)):
+            return "a file of the check has this place"
+        if self._is_protected(path):
+            return "protected"
+        if info.kind != "dir" and path in self._kept:
+            return "protected files lie below"
+        return "neither a file, a folder nor a link" if info.kind == "other" else ""
+
+    def _is_protected(self, path: str) -> bool:
+        root = next(root for root in self._task.roots if path.startswith(f"{root}/"))
+        parts = path.removeprefix(f"{root}/").split("/")
+        below = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+        for pattern in self._task.protected:
+            wanted = pattern.strip("/").removesuffix("/**")
+            if any(fnmatchcase(name, wanted) for name in (below if "/" in wanted else parts)):
+                return True
+        return False
+
+
+def programs(task: Task, before: Listing) -> list[str]:
+    """The protected files that a check may run or read its settings from: nothing writes to those while it runs."""
+    fence = _Fence(task, before)
+    files = [path for path, info in before.items() if info.kind == "file" and is_program(path)]
+    git = f"{task.workdir}/.git/"
+    return [path for path in files if not path.startswith(git) and fence.why_not(path, before[path])]
+
+
+def is_program(path: str) -> bool:
+    """By its ending: data of a test's, which the test may well write to, is none."""
+    return posixpath.splitext(path)[1] in _PROGRAMS
+
+
+def _above(path: str) -> Iterator[str]:
+    while (path := posixpath.dirname(path)) != "/":
+        yield path
+
+
+def patched(task: Task) -> list[str]:
+    """The files that the task's test patch makes or changes."""
+    found = []
+    for line in task.test_patch.splitlines():
+        if line.startswith(("+++ b/", "--- a/")):
+            found.append(task.path(line[6:].split("\t")[0].strip()))
+    return found
+
+
+def apply(box: Sandbox, changes: Changes) -> None:
+    """Makes them in the check's sandbox. Raises OSError: a full disk, say."""
+    gone = sorted((info for info in changes.deleted), key=lambda info: info.path, reverse=True)
+    _run(box, ["rm", "-f", "--"], [info.path for info in gone if info.kind != "dir"])
+    # Folders go when they are empty: a protected file keeps its own.
+    _run(
+        box, ["rmdir", "--ignore-fail-on-non-empty", "--"], [info.path for info in gone if info.kind == "dir"]
+    )
+    _run(box, ["mkdir", "-p", "--"], changes.folders)
+    for path, (data, mode) in changes.files.items():
+        box.write_file(path, data, mode=mode)
+    for path, target in changes.links.items():
+        _run(box, ["ln", "-sfn", "--", target], [path])
+
+
+def _run(box: Sandbox, command: list[str], paths: list[str]) -> None:
+    for start in range(0, len(paths), _BATCH):
+        result = box.exec([*command, *paths[start : start + _BATCH]], 60.0)
+        if not result.ok:
+            raise OSError(f"{command[0]}: {result.stderr[:500]}")
