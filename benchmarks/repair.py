@@ -159,8 +159,10 @@ def run(quick: bool) -> list[Row]:
 
 
 def write_table(made: Sequence[tuple[Task, Solution]], outcomes: Sequence[Outcome]) -> None:
-    head = ("package", "version", "its tests", "tasks", "reference passes", "broken fails", "empty 0")
-    head += ("test-editing 0", "seconds an attempt")
+    head = [
+        *("package", "version", "its tests", "tasks", "reference passes", "broken fails", "empty 0"),
+        *("test-editing 0", "seconds an attempt"),
+    ]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name in dict.fromkeys(o.package for o in outcomes):
         some = [o for o in outcomes if o.package == name]

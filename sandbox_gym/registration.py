@@ -11,10 +11,11 @@ from typing import Any
 
 ENV_ID = "Sandbox-v0"
 TASK_ENV_ID = "SandboxTask-v0"
+REPAIR_ENV_ID = "RepoRepair-v0"
 
 
 def register_envs() -> None:
-    """Registers Sandbox-v0 and SandboxTask-v0 with Gymnasium. Idempotent; imports none of what it registers."""
+    """Registers this package's environments with Gymnasium. Idempotent; imports none of what it registers."""
     import gymnasium
 
     if ENV_ID not in gymnasium.registry:
@@ -25,6 +26,8 @@ def register_envs() -> None:
         )
     if TASK_ENV_ID not in gymnasium.registry:
         gymnasium.register(id=TASK_ENV_ID, entry_point="sandbox_gym.envs.task:TaskEnv")
+    if REPAIR_ENV_ID not in gymnasium.registry:
+        gymnasium.register(id=REPAIR_ENV_ID, entry_point="sandbox_gym.envs.repo_repair:RepoRepairEnv")
 
 
 def register_when_imported() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,9 +22,10 @@ _COMMIT = (
     "git commit -q -m '{title}'"
 )
 _MOST_REPORTED = 3  # failing tests that a report tells of
-_MOST_LINES = 12  # of each
+_MOST_LINES = 14  # of each one's code, and of what came
+_MOST_PRINTED = 24
 _HEADER = re.compile(r"_{3,} (.+?) _{3,}")
-_FRAME = re.compile(r"(\S+\.py):(\d+): (.*)")
+_PLACE = re.compile(r"\S+\.py:\d+: .*")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 
@@ -32,7 +35,7 @@ def task(source: Source, id: str, **fields: object) -> Task:
     place = "" if package.source == "." else f"PYTHONPATH={package.source} "
     # What is installed beside pytest would differ from machine to machine.
     check = (
-        f"{place}PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pytest -q --tb=short -c /dev/null --rootdir=. "
+        f"{place}PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pytest -q --tb=long -c /dev/null --rootdir=. "
         f"{package.tests}"
     )
     record: dict[str, object] = {
@@ -95,7 +98,7 @@ def report(package: Package, verdict: Verdict, failed: Sequence[str]) -> str:
     for header, lines in _sections(verdict.stdout):
         name = header.rpartition(".")[2]
         if len(shown) < _MOST_REPORTED and any(test.rpartition("::")[2] == name for test in failed):
-            told = _told(lines, package)
+            told = _told(lines)
             if told and told not in shown:
                 shown.append(told)
     cases = "\n\n".join(f"```\n{told}\n```" for told in shown)
@@ -126,19 +129,21 @@ def _sections(output: str) -> list[tuple[str, list[str]]]:
     return [(header, lines) for header, lines in found if header]
 
 
-def _told(lines: Sequence[str], package: Package) -> str:
-    """The test's own line, and the error: not the frames below it, which would lead to the bug."""
-    own: list[str] = []
-    errors = []
-    frames = 0
-    for line in lines:
-        if _FRAME.fullmatch(line):
-            frames += 1
-        elif line.startswith("E  "):
-            errors.append(line[1:].removeprefix("   "))
-        elif frames == 1 and line.startswith("    "):
-            own.append(line[4:])
-    # Carets under a part of the line, from Python 3.11 on.
-    own = [line for line in own if set(line.strip()) - set("^~")]
-    text = [_ADDRESS.sub("0x...", line)[:300] for line in (*own[:4], *errors[: _MOST_LINES - 4])]
-    return "\n".join(text) if errors else ""
+def _told(lines: Sequence[str]) -> str:
+    """What the test did, with which arguments, what came, what was printed: not the frames below, which lead to the bug."""
+    own = list(itertools.takewhile(lambda line: not _PLACE.fullmatch(line), lines))
+    given = [line for line in own if re.match(r"\w+ = ", line) and not line.startswith("self = ")]
+    code = [line[4:] for line in own if line.startswith(("    ", ">   "))]
+    begin = next((place for place, line in enumerate(code) if line.lstrip().startswith("def ")), -1)
+    came = [line[1:].removeprefix("   ") for line in lines if line.startswith("E  ")]
+    place = next((place for place, line in enumerate(lines) if "Captured stdout call" in line), len(lines))
+    said = itertools.takewhile(lambda line: not re.match(r"-{3,} Captured", line), lines[place + 1 :])
+    text = [
+        *given,
+        *code[begin + 1 :][-_MOST_LINES:],
+        *came[:_MOST_LINES],
+        *itertools.islice(said, _MOST_PRINTED),
+    ]
+    if not came:
+        return ""
+    return "\n".join(_ADDRESS.sub("0x...", line)[:300].replace(sys.base_prefix, "/usr") for line in text)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -32,9 +33,9 @@ def made() -> Made:
 
 
 @pytest.fixture
-def env(made: Made) -> gymnasium.Env[str, str]:
+def env(made: Made) -> Iterator[gymnasium.Env[str, str]]:
     env = gymnasium.make("RepoRepair-v0", task=made[0][0])
-    yield env  # type: ignore[misc]  # pytest's fixtures are generators
+    yield env
     env.close()
 
 
@@ -144,7 +145,7 @@ def test_a_menu_is_a_numeric_environment(made: Made) -> None:
             env.reset(seed=0)
             for action in actions:
                 assert env.step(action)[4]["ok"]
-            scores.append(env.step(submit)[1])
+            scores.append(float(env.step(submit)[1]))
         assert scores[:2] == [1.0, 0.0]
         assert scores[2] < 1
     finally:
