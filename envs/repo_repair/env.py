@@ -21,8 +21,8 @@ class RepoRepairEnv(TaskEnv):
     The workspace is the broken package, in a git repository of one commit; its tests are not there. The prompt tells
     what goes wrong. Submit, and the reward is the part of the failing tests that now pass, if all others still do.
 
-    `menu=True`: an action is the number of an edit of the function that has the bug, one of them right; the last two
-    take all edits back, and submit. With a task of your own that needs its `solution` (a record of solutions.jsonl).
+    `menu=True`: an action is the number of an edit near the bug, of which one takes it back; the last two actions take
+    all edits back, and submit. With a task of your own that needs its `solution` (a record of solutions.jsonl).
     Other keywords are those of `TaskEnv`: with `menu=True, encode="flat"` both spaces are numeric.
 
     Raises what `TaskEnv` does, and SandboxError where no archive can be fetched, or no task made of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,6 @@ from .packages import PACKAGES, Source
 _TRIES = 25  # edits tried for each task of a package
 _MOST_FAILING = 0.2  # of a package's tests: more than that is no subtle bug
 _MENU = 16
-_CHECK_TIMEOUT = 60.0  # of a task: the same wherever it is made
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _made(source: Source, stable: Sequence[str], bug: Bug, id: str) -> tuple[Tas
         prompt=bug.report,
         fail_to_pass=bug.failed,
         pass_to_pass=tuple(test for test in stable if test not in bug.failed),
-        check_timeout=_CHECK_TIMEOUT,
+        check_timeout=suite.TIMEOUT,
     )
     menu, answer = _menu(bug.edit, broken, random.Random(id))
     package = source.package
@@ -167,16 +167,14 @@ def _made(source: Source, stable: Sequence[str], bug: Bug, id: str) -> tuple[Tas
 
 
 def _menu(bug: Edit, broken: str, rng: random.Random) -> tuple[tuple[Edit, ...], int]:
-    """Edits of the function that has the bug, as many as there are up to a number, with the one that mends it."""
+    """Edits of the function that has the bug, then of the rest of its file, up to a number; and which one mends it."""
     fix = bug.back()
     fixed = fix.apply(broken)
-    others = [
-        edit
-        for edit in edits(bug.path, broken)
-        if edit.function == bug.function and changes(edit, broken) and edit.apply(broken) != fixed
-    ]
+    others = edits(bug.path, broken)
     rng.shuffle(others)
-    menu = others[: _MENU - 1]
+    others.sort(key=lambda edit: edit.function != bug.function)
+    wrong = (edit for edit in others if changes(edit, broken) and edit.apply(broken) != fixed)
+    menu = list(itertools.islice(wrong, _MENU - 1))
     answer = rng.randrange(len(menu) + 1)
     return (*menu[:answer], fix, *menu[answer:]), answer
 
