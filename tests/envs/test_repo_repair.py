@@ -29,7 +29,7 @@ INFLECTION = packages.PACKAGES["inflection"]
 
 @pytest.fixture(scope="module")
 def made() -> Made:
-    return list(generate(3, seed=0, packages=NAMES))
+    return list(generate(2, seed=0, packages=NAMES))
 
 
 @pytest.fixture
@@ -62,8 +62,7 @@ def _vandalism(task: Task) -> list[str]:
 
 
 def test_tasks_are_shared_out_and_say_what_goes_wrong(made: Made) -> None:
-    assert [task.id for task, _ in made] == ["inflection-0-0", "inflection-0-1", "webcolors-0-0"]
-    assert len({(solution.path, solution.function) for _, solution in made}) == 3
+    assert [task.id for task, _ in made] == ["inflection-0-0", "webcolors-0-0"]
     for task, solution in made:
         assert task.fail_to_pass
         assert len(task.pass_to_pass) > 4 * len(task.fail_to_pass) * 0.9
@@ -79,17 +78,17 @@ def test_tasks_are_shared_out_and_say_what_goes_wrong(made: Made) -> None:
 
 
 def test_each_answer_is_worth_what_it_should_be(made: Made) -> None:
-    for task, solution in made[1:]:
-        env = RepoRepairEnv(task)
-        try:
-            assert env._prepared.untouched.score == 0
-            assert _answer(env, apply_action(solution.patch))[0] == 1.0
-            assert _answer(env)[0] == 0.0
-            score, verdict = _answer(env, *_vandalism(task))
-            assert score == 0.0
-            assert verdict["left_out"]
-        finally:
-            env.close()
+    task, solution = made[1]
+    env = RepoRepairEnv(task)
+    try:
+        assert env._prepared.untouched.score == 0
+        assert _answer(env, apply_action(solution.patch))[0] == 1.0
+        assert _answer(env)[0] == 0.0
+        score, verdict = _answer(env, *_vandalism(task))
+        assert score == 0.0
+        assert verdict["left_out"]
+    finally:
+        env.close()
 
 
 # ---- the environment ---------------------------------------------------------------------------------------------
@@ -179,7 +178,7 @@ def test_the_command_writes_tasks_and_apart_from_them_what_solves_them(tmp_path:
     assert "1/1 webcolors-0-0" in result.stderr
     (record,) = map(json.loads, out.read_text().splitlines())
     (solution,) = map(json.loads, (tmp_path / "tasks.solutions.jsonl").read_text().splitlines())
-    assert (Task.from_json(record), Solution.from_json(solution)) == made[2]
+    assert (Task.from_json(record), Solution.from_json(solution)) == made[1]
     assert solution["patch"] not in out.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tasks.jsonl", "tasks.solutions.jsonl"]
     wrong = subprocess.run(
