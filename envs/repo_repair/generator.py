@@ -139,7 +139,7 @@ def _failing(
     with prepared.start() as box:
         box.write_file(task.path(path), broken)
         place = {"PYTHONPATH": task.path(source.package.source)}
-        if not box.exec(["python", "-c", f"import {source.package.name}"], 20.0, cwd="/", env=place).ok:
+        if not box.exec(["python", "-c", f"import {source.package.name}"], 60.0, cwd="/", env=place).ok:
             return None
         verdict = prepared.grade(box)
     if verdict.flags or not set(stable) <= set(verdict.tests):
@@ -157,7 +157,6 @@ def _made(source: Source, stable: Sequence[str], bug: Bug, id: str) -> tuple[Tas
         prompt=bug.report,
         fail_to_pass=bug.failed,
         pass_to_pass=tuple(test for test in stable if test not in bug.failed),
-        check_timeout=suite.TIMEOUT,
     )
     menu, answer = _menu(bug.edit, broken, random.Random(id))
     package = source.package

@@ -7,14 +7,14 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from sandbox_gym.errors import SandboxError
 from sandbox_gym.tasks import Prepared, Task, Verdict
 
 from .packages import Package, Source
 
-TIMEOUT = 120.0  # seconds of a check: a quiet machine needs five at the most
+_TIMEOUT = 120.0  # seconds of a check: a quiet machine needs five at the most
+_MAX_SECONDS = 15  # of processor time: some edits make a loop endless, also on a busy machine
 # One commit, the same for every attempt, and no name of anyone who is there.
 _COMMIT = (
     "export GIT_AUTHOR_DATE='2020-01-01T00:00:00Z' GIT_COMMITTER_DATE='2020-01-01T00:00:00Z'; "
@@ -34,15 +34,13 @@ def task(source: Source, id: str, **fields: object) -> Task:
     package = source.package
     place = "" if package.source == "." else f"PYTHONPATH={package.source} "
     # What is installed beside pytest would differ from machine to machine.
-    check = (
-        f"{place}PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pytest -q --tb=long -c /dev/null --rootdir=. "
-        f"{package.tests}"
-    )
+    pytest = f"{place}PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pytest -q --tb=long -c /dev/null --rootdir=."
     record: dict[str, object] = {
         "id": id,
-        "check": check,
+        "check": f"ulimit -t {_MAX_SECONDS}; {pytest} {package.tests}",
         "files": {path: _content(data) for path, data in source.shown.items()},
         "hidden": {path: _content(data) for path, data in source.tests.items()},
+        "check_timeout": _TIMEOUT,
         "setup": (_COMMIT.format(title=package.title),),
         "scoring": "junit",
         **fields,
@@ -63,17 +61,21 @@ def prepare(source: Source, *, backend: str = "native") -> tuple[Prepared, list[
     Raises SandboxError where it can make no tasks here: its tests don't run, or Python has it installed.
     """
     package = source.package
-    with Prepared(task(source, package.name, check_timeout=TIMEOUT), backend=backend) as first:
-        _check_absent(first, package)
-        once = first.untouched
-    if not passed(once.tests):
-        raise SandboxError(
-            f"none of the tests of {package.title} passes here: leave it out with --packages.\n{once.stdout[-1000:]}"
-        )
-    timeout = 5.0 + 3 * once.duration
-    again = Prepared(replace(first.task, check_timeout=timeout), backend=backend)
-    stable = sorted(passed(once.tests) & passed(again.untouched.tests))
-    return again, stable
+    prepared = Prepared(task(source, package.name), backend=backend)
+    try:
+        _check_absent(prepared, package)
+        with prepared.start() as box:
+            again = prepared.grade(box)
+        stable = sorted(passed(prepared.untouched.tests) & passed(again.tests))
+        if not stable:
+            raise SandboxError(
+                f"none of the tests of {package.title} passes here: leave it out with --packages.\n"
+                f"{again.stdout[-1000:]}"
+            )
+    except BaseException:
+        prepared.close()
+        raise
+    return prepared, stable
 
 
 def _check_absent(prepared: Prepared, package: Package) -> None:
