@@ -13,6 +13,7 @@ ENV_ID = "Sandbox-v0"
 # Environments that come with it, each a plain one or one that makes its own sandbox.
 _SHIPPED = {
     "CallAgent-v0": "sandbox_gym.envs.call_agent:CallAgentEnv",
+    "RepoRepair-v0": "sandbox_gym.envs.repo_repair:RepoRepairEnv",
     "SandboxTask-v0": "sandbox_gym.envs.task:TaskEnv",
     "ShellQuest-v0": "sandbox_gym.envs.shell_quest:ShellQuestEnv",
 }
