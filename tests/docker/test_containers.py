@@ -14,7 +14,8 @@ from sandbox_gym.backends.docker.owners import ID, KIND, NAME, OWNER, RUN
 from sandbox_gym.backends.shared import registry
 from sandbox_gym.errors import BackendUnavailable, LimitExceeded, SandboxDied, SandboxError
 from sandbox_gym.sandbox import Sandbox
-from tests.docker.conftest import Dockerd, backend, until
+from tests.docker.conftest import backend, until
+from tests.dockerd import Dockerd
 
 _CAPABILITIES = 0x4FB  # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE
 

@@ -18,7 +18,8 @@ from sandbox_gym.backends.shared import registry
 from sandbox_gym.errors import BackendUnavailable, SandboxDied, SandboxError, SandboxTimeout
 from sandbox_gym.sandbox import Sandbox
 from tests import dockerd
-from tests.docker.conftest import Client, Dockerd, a_folder, backend, end_backends, held, until, using
+from tests.docker.conftest import Client, a_folder, backend, end_backends, held, until, using
+from tests.dockerd import Dockerd
 
 _BUSY = """
 box = Sandbox.create(backend="docker")

@@ -8,7 +8,7 @@ import pytest
 
 from sandbox_gym.network import Allow
 from sandbox_gym.sandbox import Sandbox, Snapshot
-from tests.docker.conftest import Dockerd
+from tests.dockerd import Dockerd
 from tests.network.conftest import curl, last, value
 
 _CONNECT = "c = socket.create_connection(('db', 5432), timeout=5); c.recv(99)"

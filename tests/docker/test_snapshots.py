@@ -16,7 +16,8 @@ from sandbox_gym.images import store
 from sandbox_gym.images.image import Image
 from sandbox_gym.sandbox import Sandbox
 from tests import dockerd
-from tests.docker.conftest import Dockerd, a_folder, backend, end_backends, until, using
+from tests.docker.conftest import a_folder, backend, end_backends, until, using
+from tests.dockerd import Dockerd
 from tests.images.making import docker_save
 
 _SERVER = """
