@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from sandbox_gym import _audit, _budget, _idle, _records
+from sandbox_gym import _audit, _budget, _capture, _idle, _records
 from sandbox_gym._calls import GuestCalls
 from sandbox_gym._records import UNSET
 from sandbox_gym._snapshot import Snapshot
-from sandbox_gym.api import Backend, Live, Rng, SandboxSpec, Taken, make_mounts
+from sandbox_gym.api import Backend, Live, Rng, SandboxSpec, make_mounts
 from sandbox_gym.backends import lookup
-from sandbox_gym.channel import GuestError
 from sandbox_gym.errors import SandboxDied, SandboxError, SnapshotError
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.images.image import Image
@@ -230,39 +229,12 @@ class Sandbox(GuestCalls):
         """`levels`: how many more snapshots are to nest below this one at the least."""
         with self._awake():
             _audit.look(self)
-            taken = self._capture(keep=keep, engine=engine, levels=levels)
+            taken = _capture.capture(self, keep=keep, engine=engine, levels=levels)
             snapshot = Snapshot(self._backend, taken, self._spec, self.parent, label)
             _audit.taken(self, snapshot)
             if keep:
                 self.parent = snapshot
             return snapshot
-
-    def _capture(self, *, keep: bool, engine: str = "auto", levels: int = 1) -> Taken:
-        def capture(settled: bool) -> Taken:
-            # A copy that is made at once is made by the guest, which then tells itself.
-            obstacle = self._call(Op.SETTLE, settled, timeout=30.0) if settled or not keep else None
-            return self._backend.snapshot(
-                self._live,
-                keep=keep,
-                engine=engine,
-                settled=settled,
-                obstacle=str(obstacle)[:_MAX_REASON] if obstacle else None,
-                levels=levels,
-                timeout=_START_TIMEOUT,
-            )
-
-        self._capturing = True
-        try:
-            with contextlib.suppress(SnapshotError):
-                return _budget.within(self._backend, lambda: capture(False))
-            # What a command has left may have ended since: the guest reaps it, and makes itself fit for criu.
-            return _budget.within(self._backend, lambda: capture(True))
-        except SandboxDied as error:
-            raise self._fatal(error) from None
-        except GuestError as error:
-            raise SnapshotError(f"sandbox {self.name}: its guest could not be made ready: {error}") from None
-        finally:
-            self._capturing = False
 
     def checkpoint(self, label: str | None = None) -> Snapshot:
         """A snapshot that `rewind` finds by its label."""
@@ -361,7 +333,7 @@ class Sandbox(GuestCalls):
                 self._end("dead", f"it was idle for {self._spec.idle_timeout} s")
                 return
             try:
-                taken = self._capture(keep=False, engine="fork")
+                taken = _capture.capture(self, keep=False, engine="fork")
             except SandboxError:  # something in it still runs: it isn't idle, only unasked; or it has died
                 return
             self._resting = Snapshot(self._backend, taken, self._spec, self.parent, None)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes what the demo and the tests need: system packages, criu, runsc, .venv with everything but Ray, and .venv-oldest,
-# which is the same with Ray, and with the oldest Gymnasium that sandbox_gym supports, which Ray asks for. Does nothing
-# when all of it is there. PYTHON chooses the interpreter.
+# Makes what the demo and the tests need: system packages, criu, runsc, docker, .venv with everything but Ray, and
+# .venv-oldest, which is the same with Ray, and with the oldest Gymnasium that sandbox_gym supports, which Ray asks for.
+# Does nothing when all of it is there. PYTHON chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -62,6 +62,11 @@ install_runsc() { # the same
   [ "$(id -u)" -ne 0 ] || scripts/install-runsc.sh || say "Going on without runsc: no gVisor backend."
 }
 
+install_docker() { # the tests of that backend start a daemon of their own, as root
+  [ "$(id -u)" -ne 0 ] || scripts/install-docker.sh ||
+    say "Going on without docker: backend=\"docker\" can't be tested."
+}
+
 # A stamp names what an environment was made from; where it differs, the environment is made again.
 stamp() { { "$python" -VV; cat pyproject.toml scripts/setup.sh; pwd; } | sha256sum; }
 
@@ -95,6 +100,7 @@ flock 9 # one set-up at a time
 install_system_packages
 install_criu
 install_runsc
+install_docker
 wanted=$(stamp)
 if [ "$(cat .venv/stamp 2>/dev/null)" != "$wanted" ]; then
   make_venv

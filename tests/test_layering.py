@@ -27,6 +27,7 @@ LAYERS: dict[str, set[str]] = {
         "_audit_rows",
         "_budget",
         "_calls",
+        "_capture",
         "_drafts",
         "_idle",
         "_records",

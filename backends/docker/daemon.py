@@ -50,6 +50,7 @@ class Daemon:
             raise BackendUnavailable(
                 f"no docker daemon answers at {self.url} ({error}): {START_IT}"
             ) from None
+        self._api.close()  # the connection that asked for the version
         self._api.headers["Connection"] = "close"
         self._root = f"{self._api.base_url}/v{self._api.api_version}"
         if tuple(map(int, self._api.api_version.split("."))) < _OLDEST_API:

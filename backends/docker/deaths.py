@@ -16,6 +16,7 @@ from .owners import RUN
 _KEPT = 1000
 _EVENTS = ("die", "oom")
 _SIGKILL = 128 + 9
+_JOIN = 5.0
 _ORDER = 0.3  # seconds
 
 
@@ -65,6 +66,8 @@ class Deaths:
             if self._socket is not None:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
+        if self._thread is not None:
+            self._thread.join(_JOIN)
 
     def _hears(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

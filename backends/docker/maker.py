@@ -80,12 +80,15 @@ class Maker:
             kind = BackendUnavailable if shot is None else SnapshotError
             raise kind(f"a container can't be made: {refused}") from None
         box = Box(box_id, name or box_id, container, spec, root, network, shot)
+        channel: Channel | None = None
         try:
             channel = self._start(box, until)
             if network is not None:
                 self._open_network(box, old)
             self._set_end(box, old)
         except BaseException:
+            if channel is not None:
+                channel.close()
             with contextlib.suppress(SandboxError):
                 self._daemon.remove_container(container)
             raise
