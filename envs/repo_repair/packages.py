@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -152,18 +153,29 @@ def _download(packages: Sequence[Package], folder: Path, timeout: float) -> None
     source = f"--no-binary={','.join(package.name for package in packages)}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input", source]
     command += ["--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
+    # In a session of its own: pip's end alone would leave the build scripts that it has started.
+    pip = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        result = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
+        _, said = pip.communicate(timeout=timeout)
+    except BaseException as error:
+        os.killpg(pip.pid, signal.SIGKILL)
+        pip.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         names = ", ".join(package.title for package in packages)
         raise SandboxTimeout(
             f"pip took longer than {timeout:g} s to fetch {names}: try again, or fewer with --packages"
         ) from None
-    if result.returncode:
+    if pip.returncode:
         raise SandboxError(
-            f"pip could not fetch archives (does it reach its index?):\n{result.stderr.strip()[-2000:]}"
+            f"pip could not fetch archives (does it reach its index?):\n{said.strip()[-2000:]}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -18,9 +19,10 @@ import pytest
 
 from sandbox_gym.envs.repo_repair import RepoRepairEnv, Solution, generate, packages, suite
 from sandbox_gym.envs.repo_repair.env import apply_action
-from sandbox_gym.errors import SandboxError
+from sandbox_gym.errors import SandboxError, SandboxTimeout
 from sandbox_gym.sandbox import Sandbox
 from sandbox_gym.tasks import Prepared, Task
+from tests.conftest import descendants
 
 Made = list[tuple[Task, Solution]]
 NAMES = ["inflection", "webcolors"]  # the quickest to fetch and to test
@@ -192,6 +194,17 @@ def test_pip_takes_only_the_archive_that_is_known(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SANDBOX_GYM_HOME", str(tmp_path))
     with pytest.raises(SandboxError, match=r"(?s)pip could not fetch.*HASH"):
         packages.fetch([replace(INFLECTION, sha256="0" * 64)])
+    assert list(tmp_path.rglob("*")) == [tmp_path / "archives"]
+
+
+def test_pip_ends_in_time_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDBOX_GYM_HOME", str(tmp_path))
+    before = descendants(os.getpid())
+    with pytest.raises(SandboxTimeout, match=r"longer than 1 s to fetch inflection 0\.5\.1"):
+        packages.fetch([INFLECTION], timeout=1.0)
+    assert descendants(os.getpid()) <= before
     assert list(tmp_path.rglob("*")) == [tmp_path / "archives"]
 
 
