@@ -23,7 +23,7 @@ def images(quick: bool) -> list[Row]:
     """Restores of a sandbox made of an image, and of one made of the host's files, in turns."""
     rounds = 150 if quick else 1000
     with tempfile.TemporaryDirectory(prefix="sandbox-gym-bench-") as folder:
-        image = Image.from_directory(small_root(Path(folder)))
+        image = Image.from_directory(small_root(Path(folder), compiled=True))
         with Sandbox.create(image=image) as ours, Sandbox.create() as theirs:
             snapshots = ours.snapshot(), theirs.snapshot()
             times: tuple[list[float], list[float]] = [], []

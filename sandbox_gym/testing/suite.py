@@ -67,11 +67,12 @@ class Check:
         self.meaning = behaviour.meaning
         self.why = why  # it deviates; None: it is to pass
         self._run = behaviour.run
-        self._backend, self._image = backend, image
+        self.backend = backend
+        self._image = image
 
     def __call__(self) -> None:
         before = self._living()
-        subject = Subject(self._backend, self._image)
+        subject = Subject(self.backend, self._image)
         try:
             if self.why is None:
                 self._must_pass(subject)
@@ -85,7 +86,7 @@ class Check:
             raise NotConforming(f"{self.name}: {error}: {sorted(self._living() - before)}") from None
 
     def _living(self) -> set[str]:
-        return {str(row["id"]) for row in lookup.get(self._backend).list()}
+        return {str(row["id"]) for row in lookup.get(self.backend).list()}
 
     def _must_pass(self, subject: Subject) -> None:
         try:
@@ -93,11 +94,11 @@ class Check:
         except _REFUSALS as error:
             raise NotConforming(
                 f"{self.name}: {self.meaning} Refused: {error}\n"
-                f"What backend {self._backend!r} can't do belongs into its deviations."
+                f"What backend {self.backend!r} can't do belongs into its deviations."
             ) from error
         except Exception as error:
             raise NotConforming(
-                f"{self.name}: {self.meaning} Not so with {self._backend!r}: {_told(error)}"
+                f"{self.name}: {self.meaning} Not so with {self.backend!r}: {_told(error)}"
             ) from error
 
     def _must_be_refused(self, subject: Subject) -> None:
@@ -124,7 +125,7 @@ class Check:
                 ) from error
 
     def __repr__(self) -> str:
-        return f"<Check {self.name} of {self._backend}>"
+        return f"<Check {self.name} of {self.backend}>"
 
 
 def behaviours() -> dict[str, Behaviour]:

@@ -1,7 +1,8 @@
-"""Packages that name backends, as pip would leave them in a folder on sys.path."""
+"""Packages that name backends, as pip would leave them in a folder on sys.path; and a daemon for docker."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from sandbox_gym.backends import lookup
 
+Ready = Callable[[str], None]
 Install = Callable[[Mapping[str, str]], Path]
 
 
@@ -40,3 +42,22 @@ def installed(distribution: Install, monkeypatch: pytest.MonkeyPatch) -> Iterato
     for key in set(lookup._made) - before:
         if key[0] == os.getpid():
             lookup._made.pop(key).close()
+
+
+@pytest.fixture(scope="session")
+def docker_daemon() -> Iterator[None]:
+    """A docker daemon of the session's own, which DOCKER_HOST names."""
+    dockerd, places = (importlib.import_module(f"tests.{name}") for name in ("dockerd", "docker.conftest"))
+    with places.a_folder() as folder, dockerd.started(folder) as daemon, places.using(daemon):
+        yield
+
+
+@pytest.fixture
+def ready(request: pytest.FixtureRequest) -> Ready:
+    """`ready(backend)`: from now on, what that backend needs is there."""
+
+    def make(backend: str) -> None:
+        if backend == "docker":
+            request.getfixturevalue("docker_daemon")
+
+    return make

@@ -8,6 +8,7 @@ import pytest
 
 from sandbox_gym.testing.suite import behaviours
 from tests.backends import attempts, documents
+from tests.backends.conftest import Ready
 from tests.backends.test_conformance import BACKENDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -15,7 +16,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_attempts_come_to_what_is_said(backend: str) -> None:
+def test_attempts_come_to_what_is_said(backend: str, ready: Ready) -> None:
+    ready(backend)
     found = attempts.run(backend)
     assert found == attempts.kept(backend)
     assert len(found) >= 60

@@ -25,14 +25,15 @@ _SKIPPED = (
 )
 
 
-def small_root(folder: Path) -> Path:
-    """A root file system in `folder`, of this interpreter, its standard library, a shell, and what these link to."""
+def small_root(folder: Path, *, compiled: bool = False) -> Path:
+    """A root file system in `folder`, of this interpreter, its standard library (with its bytecode where `compiled`), a
+    shell, and what these link to.
+    """
     root = folder / "root"
     library = sysconfig.get_path("stdlib")
     binary = os.path.realpath(sys.executable)
-    shutil.copytree(
-        library, root / library.lstrip("/"), ignore=shutil.ignore_patterns(*_SKIPPED), symlinks=True
-    )
+    skipped = shutil.ignore_patterns(*_SKIPPED, *(() if compiled else ("__pycache__",)))
+    shutil.copytree(library, root / library.lstrip("/"), ignore=skipped, symlinks=True)
     programs = {binary: binary}
     for name in ("sh", "cat", "ls", "pwd"):
         found = shutil.which(name, path="/usr/bin:/bin")
