@@ -1,7 +1,7 @@
 """A docker daemon of a test's own: started by hand as root, apart from any other, and gone without a trace.
 
-It has a mount namespace of its own, so that what it mounts goes with it, and in that an /etc with options for criu. It
-shares nothing but the process with a containerd that runs here already.
+It has a mount namespace of its own: what it mounts goes with it. There /etc has options for criu, and /run is in
+memory, as on most machines: criu keeps there what it knows of the kernel, and no containerd of the machine's is found.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ set -e
 mkdir -p "$1/etc/upper/criu" "$1/etc/work"
 printf '%s\\n' "$3" >"$1/etc/upper/criu/runc.conf"
 mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/etc/upper,workdir=$1/etc/work" /etc
-exec dockerd --config-file "$2" --containerd-namespace "$4" --containerd-plugins-namespace "$4-plugins" >"$1/log" 2>&1
+mount -t tmpfs tmpfs /run
+exec dockerd --config-file "$2" >"$1/log" 2>&1
 """
 
 
@@ -66,7 +67,7 @@ def started(folder: Path, *, experimental: bool = True) -> Iterator[Dockerd]:
     path = f"{Path(criu.find().path).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _START, "sh", str(folder)]
     process = subprocess.Popen(
-        [*command, str(folder / "daemon.json"), "\n".join(snapshots.OPTIONS), group],
+        [*command, str(folder / "daemon.json"), "\n".join(snapshots.OPTIONS)],
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # a terminal's Ctrl-C is for the tests, which then end it
         env={"PATH": path, "HOME": str(folder)},

@@ -26,7 +26,7 @@ from .owners import Owner
 from .population import Population
 from .roots import Roots
 
-_MOST_AT_ONCE = 16  # copies in the making
+_MOST_AT_ONCE = 2 * (os.cpu_count() or 1)  # copies in the making, each of which works more than it waits
 _LAYERS = 120  # of an image, at most: docker takes 125
 
 
