@@ -21,9 +21,13 @@ system_packages() { # prints those that are missing
   command -v gcc >/dev/null || echo gcc
   command -v protoc >/dev/null || echo protobuf-compiler
   command -v node >/dev/null || echo nodejs
-  # Two examples have these in their sandboxes.
+  # Guests that work on repositories, and that go through the proxy.
+  command -v git >/dev/null || echo git
+  command -v curl >/dev/null || echo curl
+  # Two examples have these in their sandboxes; pages are looked at in the latter, and plotly draws with it.
   command -v redis-server >/dev/null || echo redis-server
-  [ -x /usr/lib/chromium/chromium-headless-shell ] || [ -x /usr/lib/chromium/chromium ] || echo chromium-headless-shell
+  command -v chromium >/dev/null || echo chromium
+  [ -x /usr/lib/chromium/chromium-headless-shell ] || echo chromium-headless-shell
 }
 
 # Debian starts a service as it installs it, and at each boot.

@@ -148,7 +148,8 @@ def main() -> NoReturn:
     with contextlib.suppress(OSError):  # an engine's kernel may have no such policy
         # Else a guest that a request wakes takes the CPU from the client, which still has others to send to.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    sys.path[:] = [entry for entry in folders if entry not in sys.path] + sys.path[1:]
+    # Last, the working folder: cells import what lies there, and nothing of it hides a module of the agent's.
+    sys.path[:] = [*(entry for entry in folders if entry not in sys.path), *sys.path[1:], ""]
     sys.argv[:] = [""]
     agent = Agent(Connection(sock, takes_fds=own))
     agent.connection.send(Op.READY)

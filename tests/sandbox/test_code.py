@@ -177,3 +177,10 @@ def test_a_timeout_is_a_positive_number(box: Sandbox, timeout: float) -> None:
         box.run_code("1", timeout=timeout)
     with pytest.raises(ValueError, match="timeout"):
         box.shell("true", timeout=timeout)
+
+
+def test_modules_of_the_working_folder(box: Sandbox) -> None:
+    box.write_file("/workspace/adder.py", "def add(a, b): return a + b\n")
+    box.write_file("/workspace/random.py", "raise RuntimeError('not the library')\n")
+    assert box.run_code("import adder; adder.add(2, 3)").value == "5"
+    assert box.run_code("import random; random.Random(1).randrange(9)").value == "2"
