@@ -21,6 +21,7 @@ Action = Commands | Callable[[Sandbox], Any]
 Status = Literal["passed", "failed", "error", "stopped", "waiting"]
 
 _GRACE = 2.0  # seconds after the limit in which commands that were timed out still give their output
+_LOOK = 0.2
 _START_TIMEOUT = 60.0
 
 
@@ -203,10 +204,10 @@ def _contest(
     try:
         contest.start(parallel or os.cpu_count() or 1)
         contest.wait()
+        contest.stop(keep=True)
     except BaseException:  # Ctrl-C: nobody gets the winner
         contest.stop(keep=False)
         raise
-    contest.stop(keep=True)
     return contest.result()
 
 
@@ -220,8 +221,9 @@ class _Contest:
         self._waiting = deque(enumerate(entries))
         self._trials = [Trial(index, entry.name) for index, entry in enumerate(entries)]
         self._turn = threading.Condition()
-        self._busy = 0  # threads, without those in a function of the caller's
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
+        self._ended: set[threading.Thread] = set()
+        self._away: set[threading.Thread] = set()  # in a function of the caller's
         self._over = False
         self._boxes: dict[int, Sandbox] = {}
         self._best: tuple[int, Sandbox] | None = None
@@ -229,22 +231,32 @@ class _Contest:
 
     def start(self, threads: int) -> None:
         for _ in range(min(threads, len(self._trials))):
-            with self._turn:
-                self._busy += 1
-                self._threads += 1
-            threading.Thread(target=self._work, name="contest", daemon=True).start()
+            thread = threading.Thread(target=self._work, name="contest", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def wait(self) -> None:
         """Until all have been tried, one has won, or time is over."""
 
         def settled() -> bool:
-            return not self._threads or (self._first and self._best is not None)
+            return len(self._ended) == len(self._threads) or (self._first and self._best is not None)
 
+        self._wait_until(settled, self._deadline + _GRACE)
+
+    def _wait_until(self, condition: Callable[[], bool], deadline: float) -> None:
+        """In short waits: a Ctrl-C that comes just before one is noticed after it."""
         with self._turn:
-            self._turn.wait_for(settled, max(0.0, self._deadline + _GRACE - time.monotonic()))
+            while not condition() and (left := deadline - time.monotonic()) > 0:
+                self._turn.wait(min(left, _LOOK))
 
     def stop(self, *, keep: bool) -> None:
-        """Ends every sandbox, or all but the winner's; returns when no thread is about to make another."""
+        """Ends every sandbox, or all but the winner's; returns when no thread is about to make another. Idempotent."""
+
+        def quiet() -> bool:
+            """Ctrl-C may have come before a thread was there: it will see that all is over."""
+            there = {thread for thread in self._threads if thread.ident is not None}
+            return there <= self._ended | self._away
+
         with self._turn:
             self._over = True
             boxes = list(self._boxes.values())
@@ -252,8 +264,7 @@ class _Contest:
                 boxes.append(self._best[1])
         for box in boxes:
             box.terminate()
-        with self._turn:
-            self._turn.wait_for(lambda: not self._busy)
+        self._wait_until(quiet, float("inf"))
 
     def result(self) -> Trials:
         if len(self._refusals) == len(self._trials):
@@ -269,8 +280,7 @@ class _Contest:
                 pass
         finally:
             with self._turn:
-                self._busy -= 1
-                self._threads -= 1
+                self._ended.add(threading.current_thread())
                 self._turn.notify_all()
 
     def _next(self) -> bool:
@@ -359,13 +369,13 @@ class _Contest:
         with self._turn:
             if self._over:
                 raise _Stopped
-            self._busy -= 1
+            self._away.add(threading.current_thread())
             self._turn.notify_all()
         try:
             yield
         finally:
             with self._turn:
-                self._busy += 1
+                self._away.discard(threading.current_thread())
                 over = self._over
         if over:
             raise _Stopped

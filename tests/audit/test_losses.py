@@ -1,0 +1,133 @@
+"""Nothing is lost from the audit log: not at the end, nor to other processes or a slow disk; and little to a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+from sandbox_gym import _audit
+from sandbox_gym.audit import read
+from sandbox_gym.sandbox import Sandbox, Snapshot
+from tests.audit.test_audit import Client, events
+
+CALLS = """
+import time
+with Sandbox.create(name=sys.argv[1] if sys.argv[1:] else None) as box:
+    for number in range({calls}):
+        box.run_code(f"{{number}}")
+        print(number, time.time(), flush=True)
+    {then}
+"""
+
+
+def test_a_client_that_ends_by_itself_loses_nothing(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    _, errors = client(CALLS.format(calls=300, then=""), SANDBOX_GYM_AUDIT=str(path)).communicate(timeout=60)
+    assert errors == ""
+    assert [event.text for event in read(path) if event.kind == "code"] == [str(n) for n in range(300)]
+
+
+def test_a_client_that_is_killed_loses_the_last_moment_at_most(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    process = client(CALLS.format(calls=400, then="box.shell('sleep 600')"), SANDBOX_GYM_AUDIT=str(path))
+    assert process.stdout is not None
+    for _ in range(400):
+        process.stdout.readline()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:  # until the command that is under way is there
+        if path.exists() and any(event.kind == "shell" for event in read(path)):
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(10)
+    found = list(read(path))
+    assert [event.text for event in found if event.kind == "code"] == [str(n) for n in range(400)]
+    assert all(event.result is not None for event in found if event.kind == "code")
+    assert (found[-1].text, found[-1].result, found[-1].duration) == ("sleep 600", None, None)
+
+
+def test_a_kill_in_the_middle_of_calls_loses_a_bounded_time(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    process = client(CALLS.format(calls=10**6, then=""), SANDBOX_GYM_AUDIT=str(path))
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(1500)]
+    os.kill(process.pid, signal.SIGKILL)
+    killed = time.time()
+    lines += process.stdout.readlines()
+    process.wait(10)
+    found = {event.text for event in read(path) if event.kind == "code"}
+    missing = [float(line.split()[1]) for line in lines if line.split()[0] not in found]
+    assert len(found) > 100 and all(
+        moment > killed - 2.0 for moment in missing
+    )  # 0.1 s, on a machine at rest
+
+
+def test_processes_share_a_file(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    processes = [client(CALLS.format(calls=50, then=""), SANDBOX_GYM_AUDIT=str(path)) for _ in range(4)]
+    for process in processes:
+        _, errors = process.communicate(timeout=100)
+        assert errors == ""
+    found = [event for event in read(path) if event.kind == "code"]
+    assert len({event.client for event in found}) == 4
+    for name in {event.sandbox for event in found}:
+        assert [event.text for event in found if event.sandbox == name] == [str(n) for n in range(50)]
+    database = sqlite3.connect(path)
+    assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    database.close()
+
+
+def test_a_forked_child_has_a_log_of_its_own(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    code = """
+from sandbox_gym import _audit
+from sandbox_gym.backends import lookup
+box = Sandbox.create()
+box.run_code("'parent'")
+child = os.fork()
+if child == 0:
+    with Sandbox.create() as own:
+        own.run_code("'child'")
+    lookup.shut_down()
+    _audit._log.flush()
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+box.run_code("'parent again'")
+box.terminate()
+"""
+    out, errors = client(code, SANDBOX_GYM_AUDIT=str(path)).communicate(timeout=60)
+    assert out == "0\n", errors
+    found = [(event.text, event.client) for event in read(path) if event.kind == "code"]
+    assert [text for text, _ in found] == ["'parent'", "'child'", "'parent again'"]
+    assert found[0][1] == found[2][1] != found[1][1]
+
+
+def test_threads_that_are_faster_than_the_disk_wait(log: Path, pristine: Snapshot) -> None:
+    boxes = Sandbox.restore_many(pristine, 4)
+
+    def work(box: Sandbox) -> None:
+        for number in range(200):
+            box.run_code(str(number))
+
+    assert _audit._log is not None
+    holder = sqlite3.connect(log, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")  # nobody else can write
+    threads = [threading.Thread(target=work, args=(box,)) for box in boxes]
+    for thread in threads:
+        thread.start()
+    queue = _audit._log._queue
+    deadline = time.monotonic() + 20
+    while len(queue) < 512 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert 512 <= len(queue) < 512 + 8 and all(thread.is_alive() for thread in threads)
+    holder.execute("ROLLBACK")
+    holder.close()
+    for thread in threads:
+        thread.join(60)
+    for box in boxes:
+        texts = [event.text for event in events(log, sandbox=box.id) if event.kind == "code"]
+        assert texts == [str(number) for number in range(200)]
+        box.terminate()
