@@ -17,6 +17,7 @@ MAX_FILES = 20_000
 MAX_ENTRIES = 200_000
 _BATCH = 200  # paths of one command line
 _NEVER = ("*.pyc", "__pycache__", "sitecustomize.py", "usercustomize.py", "*.pth", ".pytest_cache")
+_PLUGINS = ("*.egg-info", "*.dist-info", "*.egg-link")  # name plugins that pytest loads unasked
 _SCRIPTS = {
     "",
     ".py",
@@ -136,7 +137,8 @@ class _Fence:
 
     def why_not(self, path: str, info: FileInfo) -> str:
         """The reason; "" when it may be changed."""
-        if any(fnmatchcase(part, pattern) for part in path.split("/") for pattern in _NEVER):
+        parts = self._parts(path)
+        if any(fnmatchcase(part, pattern) for part in parts for pattern in (*_NEVER, *_PLUGINS)):
             return "steers or replaces what Python loads"
         if path in self._hidden or any(above in self._hidden for above in _above(path)):
             return "a file of the check has this place"
@@ -146,9 +148,12 @@ class _Fence:
             return "protected files lie below"
         return "neither a file, a folder nor a link" if info.kind == "other" else ""
 
-    def _is_protected(self, path: str) -> bool:
+    def _parts(self, path: str) -> list[str]:
         root = next(root for root in self._task.roots if path.startswith(f"{root}/"))
-        parts = path.removeprefix(f"{root}/").split("/")
+        return path.removeprefix(f"{root}/").split("/")
+
+    def _is_protected(self, path: str) -> bool:
+        parts = self._parts(path)
         below = ["/".join(parts[: i + 1]) for i in range(len(parts))]
         for pattern in self._task.protected:
             wanted = pattern.strip("/").removesuffix("/**")

@@ -12,6 +12,7 @@ import hashlib
 import json
 import posixpath
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 from sandbox_gym.api import ExecResult
@@ -147,40 +148,48 @@ class Grader:
             raise GraderError(f"task {task.id}: no sandbox for its check: {error}") from error
         with fresh as box:
             carrying.apply(box, changes)
-            for path, content in task.hidden.items():
-                box.write_file(task.path(path), content)
-            self._patch(box)
             folder = f"/tmp/{secrets.token_hex(16)}"
+            hidden = self._hidden(folder)
+            for path, content in hidden.items():
+                box.write_file(path, content)
+            self._patch(box)
             report = f"{folder}/junit.xml"
             for name, source in _GUARD.items():
                 box.write_file(f"{folder}/{name}", source)
-            box.write_file(f"{folder}/config.json", json.dumps(self._config(changes, report)))
+            box.write_file(f"{folder}/config.json", json.dumps(self._config(changes, hidden, report)))
             environment = {guard.FOLDER: folder, "PYTHONPATH": folder}
             if task.scoring == "junit":
                 environment["SANDBOX_JUNIT"] = report
-            # A check that sets PYTHONPATH keeps the guard on it.
-            line = task.check.replace("PYTHONPATH=", f"PYTHONPATH={folder}:")
-            result = box.shell(line, task.check_timeout, cwd=task.workdir, env=environment)
-            return self._outcome(box, result, report)
+            result = box.shell(
+                _own_path(task.check, folder), task.check_timeout, cwd=task.workdir, env=environment
+            )
+            return self._outcome(box, result, hidden, report)
 
-    def _config(self, changes: Changes, report: str) -> dict[str, object]:
+    def _config(self, changes: Changes, hidden: Mapping[str, bytes], report: str) -> dict[str, object]:
         files = [*changes.files, *changes.links]
         return {
             "agents": files,
             "new": [path for path in files if path not in self._before],
-            "hidden": {path: hashlib.sha256(data).hexdigest() for path, data in self._programs().items()},
+            "hidden": {
+                path: hashlib.sha256(data).hexdigest()
+                for path, data in hidden.items()
+                if carrying.is_program(path)
+            },
             "protected": carrying.programs(self._task, self._before),
             "junit": report if self._task.scoring == "junit" else None,
         }
 
-    def _programs(self) -> dict[str, bytes]:
-        """The hidden files that are programs of the check."""
-        files = {self._task.path(path): content for path, content in self._task.hidden.items()}
-        return {
-            path: content.encode() if isinstance(content, str) else content
-            for path, content in files.items()
-            if carrying.is_program(path)
-        }
+    def _hidden(self, folder: str) -> dict[str, bytes]:
+        """The hidden files as they come into the sandbox, by absolute path."""
+        files: dict[str, bytes] = {}
+        for path, content in self._task.hidden.items():
+            data = content.encode() if isinstance(content, str) else content
+            if path.endswith(".sh"):
+                data = _own_path(data.decode("utf-8", "surrogateescape"), folder).encode(
+                    "utf-8", "surrogateescape"
+                )
+            files[self._task.path(path)] = data
+        return files
 
     def _patch(self, box: Sandbox) -> None:
         if not self._task.test_patch:
@@ -195,7 +204,7 @@ class Grader:
             )
         box.exec(["rm", "-f", place], 10.0)
 
-    def _outcome(self, box: Sandbox, result: ExecResult, report: str) -> Outcome:
+    def _outcome(self, box: Sandbox, result: ExecResult, hidden: Mapping[str, bytes], report: str) -> Outcome:
         data = None
         if self._task.scoring == "junit" and not result.timed_out:
             # Read through a folder that is listed first: a named pipe or a link is not what the check wrote.
@@ -204,12 +213,20 @@ class Grader:
                 data = box.read_file(report, max_bytes=verdict.MAX_REPORT)
         return Outcome(
             *(result.exit_code, result.stdout, result.stderr, result.stdout_cut > 0),
-            *(result.timed_out, result.duration, data, self._written_to(box)),
+            *(
+                result.timed_out,
+                result.duration,
+                data,
+                self._written_to(box, hidden, posixpath.dirname(report)),
+            ),
         )
 
-    def _written_to(self, box: Sandbox) -> str:
-        """The hidden program that is no longer what it was, by whatever the check has run."""
-        for path, content in self._programs().items():
+    def _written_to(self, box: Sandbox, hidden: Mapping[str, bytes], folder: str) -> str:
+        """The program of the check's that is no longer what it was, by whatever the check has run."""
+        own = {f"{folder}/{name}": source.encode() for name, source in _GUARD.items()}
+        for path, content in {**hidden, **own}.items():
+            if not carrying.is_program(path):
+                continue
             try:
                 if box.read_file(path, max_bytes=len(content) + 1) == content:
                     continue
@@ -232,6 +249,11 @@ class Grader:
             left_out=dict(sorted(changes.left_out.items())[:1000]),
             duration=outcome.duration if outcome else 0.0,
         )
+
+
+def _own_path(script: str, folder: str) -> str:
+    """PYTHONPATH in a shell's text, for the guard alone: a folder of the agent's in it would come before it."""
+    return script.replace("PYTHONPATH=", f"PYTHONPATH={folder} {guard.PATHS}=")
 
 
 def _output(outcome: Outcome) -> str:

@@ -13,12 +13,26 @@ run after the others, and did not.
 
 from __future__ import annotations
 
-import importlib
-import importlib.machinery
-import importlib.util
-import json
 import os
 import sys
+
+PATHS = "SANDBOX_GUARD_PATHS"  # what the check would have in PYTHONPATH: it comes in once Python has started
+PLACES = list(sys.path)
+if __name__ in ("__main__", "sitecustomize"):
+    _paths = [os.path.abspath(place) for place in os.environ.get(PATHS, "").split(os.pathsep) if place]
+    if __name__ == "sitecustomize":  # which comes first in each Python: the program's own finds them there
+        PLACES[:0] = _paths
+    # What is imported here comes from no folder that an agent writes to.
+    _given = {
+        os.path.abspath(place) for place in (*_paths, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    }
+    _given -= {os.path.dirname(os.path.abspath(file)) for file in (os.__file__, __file__)}
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place) not in _given]
+
+import importlib  # noqa: E402
+import importlib.machinery  # noqa: E402
+import importlib.util  # noqa: E402
+import json  # noqa: E402
 
 TAMPERED = 97
 MARK = "sandbox-gym guard:"
@@ -69,7 +83,7 @@ def _is_agents(kind: str, what: str, config: dict[str, Any]) -> bool:
     if kind != "-m":
         return False
     top = what.partition(".")[0]
-    places = [os.getcwd(), *sys.path]
+    places = [os.getcwd(), *PLACES]
     try:
         found = Unshadowed(config, places).find_spec(top) or importlib.machinery.PathFinder.find_spec(
             top, places
@@ -108,13 +122,14 @@ class Unshadowed:
         if path is not None or not self._new:
             return None
         places = sys.path if self._places is None else self._places
-        if _origin(importlib.machinery.PathFinder.find_spec(name, places)) not in self._new:
+        found = importlib.machinery.PathFinder.find_spec(name, places)
+        if _origin(found) not in self._new:
             return None
-        if name in sys.builtin_module_names:
-            return importlib.machinery.BuiltinImporter.find_spec(name)
-        folders = {os.path.dirname(file) for file in self._new}
-        others = [place for place in places if os.path.realpath(place or os.getcwd()) not in folders]
-        return importlib.machinery.PathFinder.find_spec(name, others)
+        for place in places:
+            found = importlib.machinery.PathFinder.find_spec(name, [place])
+            if found is not None and found.origin and _origin(found) not in self._new:
+                return found
+        return None
 
 
 def _origin(spec: Any) -> str:
@@ -139,7 +154,8 @@ def monitor() -> None:
     if child == 0:
         os.close(read)
         guarded = importlib.import_module("sandbox_gym_guarded")
-        guarded.Program(kind, what, args, config, secret, write).run(Unshadowed(config))  # ends this process
+        program = guarded.Program(kind, what, args, config, secret, write)
+        program.run(Unshadowed(config), PLACES)  # ends this process
     os.close(write)
     _seal()
     said, status = _listen(read, child)
@@ -215,4 +231,5 @@ if __name__ == "__main__":
     monitor()
 elif __name__ == "sitecustomize":
     start()
+    sys.path[:] = PLACES
     _next_sitecustomize(os.path.dirname(os.path.abspath(__file__)))

@@ -35,20 +35,19 @@ class Program:
             if number() == me:  # not in a fork of it
                 send(fd, f"{secret} {self._code} {self._why}".encode("utf-8", "replace")[:4000])
 
-        atexit.register(
-            finish
-        )  # registered first, it is called last: after whatever the agent has registered
+        atexit.register(finish)  # the first registered is the last called: after all that the agent registers
         self._prints = prints(_JUDGES)
 
     def suspect(self, why: str) -> None:
         self._why = self._why or why
 
-    def run(self, finder: Any) -> None:
+    def run(self, finder: Any, places: list[str]) -> None:
         import unittest
 
         watch_outcomes(unittest.SkipTest, self)
         self._prints.update(prints(_JUDGES))
         sys.meta_path.insert(0, finder)
+        sys.path[:] = places
         try:
             self._execute()
             self._code = 0

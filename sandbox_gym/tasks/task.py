@@ -23,7 +23,8 @@ Content = str | bytes
 
 PROTECTED = (
     *(".git", ".hg", "tests", "test", "test_*.py", "*_test.py", "conftest.py"),
-    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
+    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "setup.py"),
+    "pyproject.toml",
 )
 """What an agent's changes never reach in a check, unless a task says otherwise: tests, and what steers their runner."""
 

@@ -77,6 +77,8 @@ CHECKS = {
     "standard input, no dash": "echo 'import calc; assert calc.double(2) == 4' | python",
     "pytest": "pytest -q check_test.py",
     "pytest, its own path": "PYTHONPATH=. python -m pytest -q check_test.py",
+    "PYTHONPATH": "export PYTHONPATH=lib:$PYTHONPATH; python -c 'import inner, calc; assert calc.double(2) == 4'",
+    "PYTHONPATH in a script": "bash paths.sh && env PYTHONPATH=lib python calc_main.py",
     "pytest from a script": "python run.py",
     "by a shell script": "bash check.sh",
     "an agent's program": "python calc_main.py && test $(python calc_main.py) = 4",
@@ -91,6 +93,8 @@ HIDDEN = {
     "check_case.py": "import unittest, calc\nclass Case(unittest.TestCase):\n    def test(self):\n"
     "        self.assertEqual(calc.double(2), 4)\n    @unittest.skip('so')\n    def test_other(self):\n        pass\n",
     "run.py": "import pytest, sys\nsys.exit(pytest.main(['-q', 'check_test.py']))\n",
+    "paths.sh": "PYTHONPATH=lib python -c 'import inner, calc; assert calc.double(2) == 4'",
+    "lib/inner.py": "",
     "check.sh": "set -e\npython check.py\npython -m pytest -q check_test.py\n",
 }
 MAIN = "import calc\nprint(calc.double(2))\nraise SystemExit(0)\n"
