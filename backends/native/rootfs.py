@@ -30,7 +30,14 @@ GUEST_FOLDER = "/.sandbox-gym"
 NEEDED = "A root file system of your own needs Python 3.10 or newer, for this machine's processor"
 WORKSPACE = "/workspace"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_CONFIG_FOLDERS = ("/etc/alternatives", "/etc/ssl/certs", "/etc/fonts", "/etc/terminfo", "/etc/ld.so.conf.d")
+_CONFIG_FOLDERS = (
+    "/etc/alternatives",
+    "/etc/ssl/certs",
+    "/etc/fonts",
+    "/etc/terminfo",
+    "/etc/ld.so.conf.d",
+    "/etc/chromium.d",
+)
 _CONFIG_FILES = (
     "/etc/ld.so.cache",
     "/etc/ld.so.conf",

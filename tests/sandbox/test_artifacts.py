@@ -150,7 +150,6 @@ def test_a_plotly_figure_without_a_browser_is_json(box: Sandbox) -> None:
 
 @pytest.mark.slow
 def test_a_plotly_figure_with_one_is_a_png(box: Sandbox) -> None:
-    box.shell("mkdir -p /etc/chromium.d && touch /etc/chromium.d/none")  # Debian's starter reads all in there
     head = "import plotly.graph_objects as go\n"
     result = box.run_code(head + "go.Figure(go.Scatter(y=[1, 5])).show()", timeout=100)
     assert shown(result) == ["image/png"] and result.notes == ()
