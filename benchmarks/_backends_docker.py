@@ -46,7 +46,7 @@ def daemon() -> Iterator[None]:
 
 
 def run(quick: bool) -> list[Row]:
-    rounds = 4 if quick else 12
+    rounds = 3 if quick else 12
     with tempfile.TemporaryDirectory(prefix="sandbox-gym-bench-") as folder:
         root = small_root(Path(folder))
         with Sandbox.create(backend="docker", image=root) as box, Bare(root, resident_bytes(box)) as bare:

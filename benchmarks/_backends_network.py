@@ -105,7 +105,7 @@ def run(backend: str, quick: bool, bare: Callable[[], float] | None = None) -> l
 def _throughput(
     backend: str, box: Sandbox, port: int, quick: bool, bare: Callable[[], float] | None
 ) -> list[Row]:
-    megabytes, rounds = (MEGABYTES, 5) if quick else (4 * MEGABYTES, 9)
+    megabytes, rounds = (MEGABYTES, 4) if quick else (4 * MEGABYTES, 9)
     box.write_file("/tmp/client.py", CLIENT)
 
     def direct() -> float:
