@@ -7,7 +7,7 @@ import pytest
 from sandbox_gym.testing import Check, checks
 from tests.backends.conftest import Ready
 
-BACKENDS = ["native"]
+BACKENDS = ["native", "docker", "gvisor"]
 
 
 @pytest.mark.timeout(300)

@@ -18,8 +18,10 @@ EXPECTED = {
     "a5_watch": r"ID +NAME +STATE +AGE +FROM +MEMORY +CLIENT\n.*"
     r"\w{12}  rollout-1  running +\d+ s  \w{12} +[\d.]+ \w+ +\d+\n.*"
     r"\w{12} call  running .*\n   ├─ \w{12} rollout-\d  running .*",
+    "b1_prepare": r"task-base 1 commit\nfrom the template: def area\(a, b\): return a \+ b\n",
     "b2_fork": r"ep-1 ep-2 ep-3 ep-4 ep-5 ep-6 ep-7 ep-8\n\['of the base', 'of ep-8'\] \[7\]\n"
     r"\['of the base'\] \[\]\nep-1 000\nopen-1 403\n",
+    "b4_graded": r"half 0\.67 \nwhole 1\.0 \ncheat 0\.0 flagged\n",
     "b5_cleanup": r"deleted: terminated terminated terminated\nafter its time to live: True\nidle: True\n"
     r"put to rest: True awake: 1\nwith its script: True - the script crashed\n",
     "b6_rewind": r"no such column -> three rows 3\n",
@@ -27,6 +29,7 @@ EXPECTED = {
     r"the origin is untouched: True\n",
     "b8_explore": r"the fastest: formula -> 49999995000000\nformula: passed, exit code 0\n"
     r"loop: passed, exit code 0\nno such program: failed, exit code 127\n",
+    "b9_eval": r"count 2 of 2\nnewest 2 of 2\nsecret 0 of 2\npass@1 0\.67, 0 errors\n",
     "b10_network": r"set-up: a package\nset-up, elsewhere: False\nrollout has a package\nrollout fetches: False\n"
     r"rollout, by address: False\n\[\('index', 'allowed'\), \('answers.test', 'denied'\)\]\n",
     "b11_timeouts": r"\[False, True, True, False\] \[True, False, False, True\]\nwithin 10 s: True\n"
