@@ -1,5 +1,5 @@
-"""B 1. Prepare once: a base named task-base, which its set-up's hosts alone can be reached from, with a repository in it;
-or a template, from which a later sandbox starts with no install step.
+"""B 1. Prepare once: a base named task-base, which reaches the hosts of its set-up alone, with a repository in it; or a
+template, from which a later sandbox starts with no install step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""B 4. Hidden tests come in after the rollout and decide the reward. The agent can't have seen, edited or pre-empted them.
+"""B 4. Hidden tests come in after the rollout and decide the reward. The agent can't have seen, edited or pre-empted
+them.
 
 A partial score is JSON that the grader prints; here the reward is the part of the tests that pass.
 """
