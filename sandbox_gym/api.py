@@ -244,6 +244,7 @@ class Backend(Protocol):
     name: str
     deviations: Sequence[Deviation]  # on the class: told without starting anything
     any_depth: bool  # snapshots nest without end: what is too deep is rebased, which takes longer
+    rest_engine: str  # by which an idle sandbox is put to rest, if that takes it
 
     def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
         """Raises BackendUnavailable, LimitExceeded, SandboxTimeout."""

@@ -333,7 +333,7 @@ class Sandbox(GuestCalls):
                 self._end("dead", f"it was idle for {self._spec.idle_timeout} s")
                 return
             try:
-                taken = _capture.capture(self, keep=False, engine="fork")
+                taken = _capture.capture(self, keep=False, engine=self._backend.rest_engine)
             except SandboxError:  # something in it still runs: it isn't idle, only unasked; or it has died
                 return
             self._resting = Snapshot(self._backend, taken, self._spec, self.parent, None)

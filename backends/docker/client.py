@@ -40,6 +40,7 @@ class DockerBackend:
         Deviation("snapshot.budget_is_kept", "each container has its own limits, and all together none"),
     )
     any_depth = False
+    rest_engine = "auto"
 
     def __init__(self, option: str | None = None) -> None:
         self._daemon = Daemon()

@@ -30,6 +30,7 @@ class GvisorBackend(Supervised):
         Deviation("snapshot.saved_and_loaded", "snapshots can't be written to files"),
     )
     any_depth = True
+    rest_engine = "auto"
 
     def __init__(self) -> None:
         self._warned = False

@@ -29,6 +29,7 @@ class NativeBackend(Supervised):
     name = "native"
     launch = "sandbox_gym.backends.native.launch"
     deviations: Sequence[Deviation] = ()
+    rest_engine = "fork"  # which refuses one in which something else runs: that one isn't idle
 
     def __init__(self) -> None:
         self._warned = False

@@ -150,4 +150,5 @@ def idle(subject: Subject) -> None:
     until(lambda: first.status == "dead", "the ephemeral one is over", 30.0)
     with raises(SandboxDied, "a call after"):
         first.run_code("1")
+    until(lambda: second.status == "stopped", "the other is put to rest", 30.0)
     expect((value(second, "x"), second.read_text("kept")), ("1", "kept\n"), "the other's state")
