@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -112,6 +113,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         return {row for row in held(there) - before if row not in roots(there)} == set()
 
     until(gone)
+    gc.collect()  # of what a failed connection has left in its error
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
