@@ -16,7 +16,7 @@ EXPECTED = {
     "a2_play": r"0\.968\n'customer: Tomorrow would be fine\.'\n",
     "a3_snapshot": r"the sandbox runs on, at 0\.668\nanother process scores 0\.968\n",
     "a5_watch": r"ID +NAME +STATE +AGE +FROM +MEMORY +CLIENT\n.*"
-    r"\w{12}  rollout-1  running +\d+ s  \w{12} +[\d.]+ \w+ +\d+\n.*"
+    r"\w{12} +rollout-1 +running +\d+ s  \w{12} +[\d.]+ \w+ +\d+\n.*"
     r"\w{12} call  running .*\n   ├─ \w{12} rollout-\d  running .*",
     "b1_prepare": r"task-base 1 commit\nfrom the template: def area\(a, b\): return a \+ b\n",
     "b2_fork": r"ep-1 ep-2 ep-3 ep-4 ep-5 ep-6 ep-7 ep-8\n\['of the base', 'of ep-8'\] \[7\]\n"
