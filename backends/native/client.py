@@ -5,22 +5,18 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import socket
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from sandbox_gym import errors
 from sandbox_gym.api import Deviation, Live, SandboxSpec, Taken
 from sandbox_gym.backends.shared import protocol
-from sandbox_gym.backends.shared.supervised import Supervised, max_sandboxes, python_path
+from sandbox_gym.backends.shared.supervised import Supervised, max_sandboxes
 from sandbox_gym.channel import Channel, GuestError
 from sandbox_gym.guest.wire import Op
 from sandbox_gym.images import store
-from sandbox_gym.network import Allow
 
 from . import exchange, fingerprint
-
-_BATCH = 64  # descriptors that one message carries
 
 
 class NativeBackend(Supervised):
@@ -28,25 +24,16 @@ class NativeBackend(Supervised):
 
     name = "native"
     launch = "sandbox_gym.backends.native.launch"
+    batch = 64  # as many descriptors as one message carries
     deviations: Sequence[Deviation] = ()
     rest_engine = "fork"  # which refuses one in which something else runs: that one isn't idle
 
     def __init__(self) -> None:
-        self._warned = False
         super().__init__(max_sandboxes())
         self.disk = self._facts["disk"]
         self.any_depth = bool(self._facts["any_depth"])
 
     # ---- Backend --------------------------------------------------------------------------------------------------
-
-    def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
-        if spec.rootfs is None:
-            spec = dataclasses.replace(spec, python_path=python_path())
-        request = {"op": "create", "spec": protocol.spec_to_json(spec), "name": name, "timeout": timeout}
-        request["budgeted"] = True
-        message, fds = self._ask(request, timeout)
-        self._warn(spec, message["unenforced"])
-        return _lives(message, fds)[0]
 
     def snapshot(
         self,
@@ -69,31 +56,11 @@ class NativeBackend(Supervised):
             live.channel.close()
         return Taken(message["id"], message["engine"], message["why"], message["depth_left"])
 
-    def restore(
-        self,
-        snapshot_id: str,
-        *,
-        names: Sequence[str | None],
-        timeout: float,
-        replace: Live | None = None,
-        network: Allow | Literal["same"] | None = "same",
-        budgeted: bool = True,
-    ) -> list[Live]:
-        made: list[Live] = []
-        try:
-            for start in range(0, len(names), _BATCH):
-                batch = list(names[start : start + _BATCH])
-                request = {"op": "restore", "snapshot": snapshot_id, "names": batch, "timeout": timeout}
-                request["replace"] = replace.id if replace is not None else None
-                request["budgeted"] = budgeted
-                if network != "same":
-                    request["network"] = network.to_json() if network is not None else None
-                made += _lives(*self._ask(request, timeout))
-        except BaseException:
-            for live in made:
-                self.terminate(live)
-            raise
-        return made
+    def _lives(self, message: dict[str, Any], fds: builtins.list[int]) -> builtins.list[Live]:
+        return [
+            Live(row["id"], row["name"], Channel(socket.socket(fileno=fd), row["name"]))
+            for row, fd in zip(message["sandboxes"], fds, strict=True)
+        ]
 
     def put_on_disk(self, snapshot_id: str, *, timeout: float) -> None:
         (live,) = self.restore(snapshot_id, names=[None], timeout=timeout, budgeted=False)
@@ -156,22 +123,3 @@ class NativeBackend(Supervised):
         if "error" in message:
             raise getattr(errors, message["error"])(message["message"])
         return message
-
-    def _warn(self, spec: SandboxSpec, unenforced: Sequence[str]) -> None:
-        limits = {"cpus": spec.limits.cpus, "memory": spec.limits.memory_bytes, "pids": spec.limits.pids}
-        missing = [name for name in unenforced if limits[name] is not None]
-        if missing and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"default limits not enforced for this user: {', '.join(missing)} (no writable control group). "
-                "Asking for one explicitly is an error; see `sandbox-gym doctor`",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-
-
-def _lives(message: dict[str, Any], fds: list[int]) -> list[Live]:
-    return [
-        Live(row["id"], row["name"], Channel(socket.socket(fileno=fd), row["name"]))
-        for row, fd in zip(message["sandboxes"], fds, strict=True)
-    ]

@@ -5,22 +5,24 @@ socket, and ends with the lifeline.
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sandbox_gym
 from sandbox_gym import errors
-from sandbox_gym.api import Live
-from sandbox_gym.network import NetworkRecord
+from sandbox_gym.api import Live, SandboxSpec
+from sandbox_gym.network import Allow, NetworkRecord
 
 from . import protocol, registry
 
@@ -30,16 +32,19 @@ _BOOT = "import sys; sys.path.insert(0, {root!r}); from {module} import main; ma
 
 class Supervised:
     """What is alike in all of them. `name`: the backend's; `launch`: the module whose `main` is the supervisor, which
-    gets the lifeline's descriptor, the run folder and `arguments`. Raises BackendUnavailable where it can't start.
+    gets the lifeline's descriptor, the run folder and `arguments`; `batch`: how many copies one request asks for. Raises
+    BackendUnavailable where it can't start.
     """
 
     name: str
     launch: str
+    batch: int
 
     def __init__(self, *arguments: str) -> None:
         self._folder = registry.make_folder()
         self._facts: dict[str, Any] = {}  # what the supervisor tells of itself when it starts
         self._pid = os.getpid()
+        self._warned = False
         self._idle: builtins.list[socket.socket] = []
         self._lock = threading.Lock()
         # Snapshots whose last handle was garbage: released with the next request.
@@ -125,7 +130,58 @@ class Supervised:
         with self._lock:
             self._idle.append(sock)
 
+    def _lives(self, message: dict[str, Any], fds: builtins.list[int]) -> builtins.list[Live]:
+        """Sandboxes out of a reply and the descriptors that came with it."""
+        raise NotImplementedError
+
+    def _warn(self, spec: SandboxSpec, unenforced: Sequence[str]) -> None:
+        limits = {"cpus": spec.limits.cpus, "memory": spec.limits.memory_bytes, "pids": spec.limits.pids}
+        missing = [name for name in unenforced if limits[name] is not None]
+        if missing and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"default limits not enforced for this user: {', '.join(missing)} (no writable control group). "
+                "Asking for one explicitly is an error; see `sandbox-gym doctor`",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
     # ---- of a Backend ---------------------------------------------------------------------------------------------
+
+    def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
+        if spec.rootfs is None:
+            spec = dataclasses.replace(spec, python_path=python_path())
+        request = {"op": "create", "spec": protocol.spec_to_json(spec), "name": name, "timeout": timeout}
+        request["budgeted"] = True
+        message, fds = self._ask(request, timeout)
+        self._warn(spec, message["unenforced"])
+        return self._lives(message, fds)[0]
+
+    def restore(
+        self,
+        snapshot_id: str,
+        *,
+        names: Sequence[str | None],
+        timeout: float,
+        replace: Live | None = None,
+        network: Allow | Literal["same"] | None = "same",
+        budgeted: bool = True,
+    ) -> builtins.list[Live]:
+        made: builtins.list[Live] = []
+        try:
+            for start in range(0, len(names), self.batch):
+                batch = [*names[start : start + self.batch]]
+                request = {"op": "restore", "snapshot": snapshot_id, "names": batch, "timeout": timeout}
+                request["replace"] = replace.id if replace is not None else None
+                request["budgeted"] = budgeted
+                if network != "same":
+                    request["network"] = network.to_json() if network is not None else None
+                made += self._lives(*self._ask(request, timeout))
+        except BaseException:
+            for live in made:
+                self.terminate(live)
+            raise
+        return made
 
     def set_budget(self, *, memory: int | None, disk: int | None) -> None:
         self._ask({"op": "budget", "budget": {"memory": memory, "disk": disk}}, 30.0)
