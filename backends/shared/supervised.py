@@ -32,7 +32,7 @@ _BOOT = "import sys; sys.path.insert(0, {root!r}); from {module} import main; ma
 
 class Supervised:
     """What is alike in all of them. `name`: the backend's; `launch`: the module whose `main` is the supervisor, which
-    gets the lifeline's descriptor, the run folder and `arguments`; `batch`: how many copies one request asks for. Raises
+    gets the lifeline's descriptor, the run folder and `arguments`; `batch`: how many copies one request takes. Raises
     BackendUnavailable where it can't start.
     """
 
