@@ -48,13 +48,6 @@ class Solution:
         return Solution(**{**record, "menu": tuple(Edit(**edit) for edit in record["menu"])})
 
 
-@dataclass(frozen=True)
-class Bug:
-    edit: Edit
-    failed: tuple[str, ...]
-    report: str
-
-
 def generate(
     n: int, seed: int = 0, *, packages: Sequence[str] | None = None, backend: str = "native"
 ) -> Iterator[tuple[Task, Solution]]:
@@ -73,95 +66,106 @@ def generate(
 
 
 def _of_package(source: Source, count: int, seed: int, backend: str) -> Iterator[tuple[Task, Solution]]:
-    rng = random.Random(f"{seed} {source.package.title}")
     found = [
         edit
         for path, data in source.shown.items()
         if path.endswith(".py")
         for edit in edits(path, data.decode())
     ]
-    order = shuffled(found, rng)[: _TRIES * count]
+    order = shuffled(found, random.Random(f"{seed} {source.package.title}"))[: _TRIES * count]
     prepared, stable = suite.prepare(source, backend=backend)
     with prepared:
-        made = 0
-        for bug in _bugs(source, prepared, stable, order):
-            yield _made(source, stable, bug, f"{source.package.name}-{seed}-{made}")
-            made += 1
-            if made == count:
+        tries = _Tries(source, prepared, stable, backend, f"{source.package.name}-{seed}")
+        done = 0
+        for made in tries.run(order):
+            yield made
+            done += 1
+            if done == count:
                 return
     raise SandboxError(
-        f"{source.package.title} gave {made} tasks of {count} in {len(order)} tries: ask for fewer (--n), or of more "
+        f"{source.package.title} gave {done} tasks of {count} in {len(order)} tries: ask for fewer (--n), or of more "
         "packages (--packages)"
     )
 
 
-def _bugs(source: Source, prepared: Prepared, stable: Sequence[str], order: Sequence[Edit]) -> Iterator[Bug]:
-    """The edits that make good bugs, in their order, however many are tried side by side."""
-    workers = os.cpu_count() or 1
-    tries: list[Future[Bug | None]] = []
-    with ThreadPoolExecutor(workers) as pool:
+@dataclass(frozen=True)
+class _Tries:
+    """Edits of one package, tried: `stable` are the tests that pass in the unharmed one. Thread-safe."""
+
+    source: Source
+    prepared: Prepared
+    stable: Sequence[str]
+    backend: str
+    name: str
+
+    def run(self, order: Sequence[Edit]) -> Iterator[tuple[Task, Solution]]:
+        """The tasks that they make, in their order, however many are tried side by side."""
+        workers = os.cpu_count() or 1
+        tries: list[Future[tuple[Task, Solution] | None]] = []
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                for place in range(len(order)):
+                    for edit in order[len(tries) : place + workers]:
+                        tries.append(pool.submit(self._try, edit, f"{self.name}-{len(tries)}"))
+                    made = tries[place].result()
+                    if made is not None:
+                        yield made
+            finally:
+                for future in tries:
+                    future.cancel()
+
+    def _try(self, edit: Edit, id: str) -> tuple[Task, Solution] | None:
+        """None when the edit changes nothing, or no test fails, or very many, or not the same ones each time."""
+        whole = self.source.shown[edit.path].decode()
+        if not changes(edit, whole):
+            return None
         try:
-            for place in range(len(order)):
-                for edit in order[len(tries) : place + workers]:
-                    tries.append(pool.submit(_try, source, prepared, stable, edit))
-                bug = tries[place].result()
-                if bug is not None:
-                    yield bug
-        finally:
-            for future in tries:
-                future.cancel()
-
-
-def _try(source: Source, prepared: Prepared, stable: Sequence[str], edit: Edit) -> Bug | None:
-    """None when the edit changes nothing, or no test fails, or very many, or not the same ones each time."""
-    whole = source.shown[edit.path].decode()
-    if not changes(edit, whole):
-        return None
-    broken = edit.apply(whole)
-    try:
-        first = _failing(source, prepared, stable, edit.path, broken)
-        if first is None or not 1 <= len(first[0]) <= max(3, _MOST_FAILING * len(stable)):
+            found = self._failing(edit.path, edit.apply(whole))
+            if found is None or not 1 <= len(found[0]) <= max(3, _MOST_FAILING * len(self.stable)):
+                return None
+            told = suite.report(self.source.package, found[1], found[0])
+            task, solution = _made(self.source, self.stable, edit, found[0], told, id)
+            return (task, solution) if "```" in told and self._proves(task, solution) else None
+        except (SandboxDied, SandboxTimeout, LimitExceeded):  # it hung, or ran out of memory: no task
             return None
-        second = _failing(source, prepared, stable, edit.path, broken)
-    except (SandboxDied, SandboxTimeout, LimitExceeded):  # it hung, or ran out of memory: no task
-        return None
-    if second is None or first[0] != second[0]:
-        return None
-    told = suite.report(source.package, first[1], first[0])
-    return Bug(edit, first[0], told) if "```" in told else None
 
-
-def _failing(
-    source: Source, prepared: Prepared, stable: Sequence[str], path: str, broken: str
-) -> tuple[tuple[str, ...], Verdict] | None:
-    """Which tests fail with a broken file; None when it can't be imported, or they don't all run."""
-    task = prepared.task
-    with prepared.start() as box:
-        box.write_file(task.path(path), broken)
-        place = {"PYTHONPATH": task.path(source.package.source)}
-        if not box.exec(["python", "-c", f"import {source.package.name}"], 60.0, cwd="/", env=place).ok:
+    def _failing(self, path: str, broken: str) -> tuple[tuple[str, ...], Verdict] | None:
+        """Which tests fail with a broken file; None when it can't be imported, or they don't all run."""
+        task, package = self.prepared.task, self.source.package
+        with self.prepared.start() as box:
+            box.write_file(task.path(path), broken)
+            place = {"PYTHONPATH": task.path(package.source)}
+            if not box.exec(["python", "-c", f"import {package.name}"], 60.0, cwd="/", env=place).ok:
+                return None
+            verdict = self.prepared.grade(box)
+        if verdict.flags or not set(self.stable) <= set(verdict.tests):
             return None
-        verdict = prepared.grade(box)
-    if verdict.flags or not set(stable) <= set(verdict.tests):
-        return None
-    return tuple(test for test in stable if verdict.tests[test] != "passed"), verdict
+        return tuple(test for test in self.stable if verdict.tests[test] != "passed"), verdict
+
+    def _proves(self, task: Task, solution: Solution) -> bool:
+        """Whether the finished task fails as it was found to, and its patch solves it."""
+        with Prepared(task, backend=self.backend) as ready, ready.start() as box:
+            failed = set(self.stable) - suite.passed(ready.untouched.tests)
+            patched = box.exec(["git", "apply", "-"], 60.0, cwd=task.workdir, stdin=solution.patch.encode())
+            return failed == set(task.fail_to_pass) and patched.ok and ready.grade(box).solved
 
 
-def _made(source: Source, stable: Sequence[str], bug: Bug, id: str) -> tuple[Task, Solution]:
-    whole = source.shown[bug.edit.path].decode()
-    broken = bug.edit.apply(whole)
-    shown = {**source.shown, bug.edit.path: broken.encode()}
+def _made(
+    source: Source, stable: Sequence[str], bug: Edit, failed: tuple[str, ...], told: str, id: str
+) -> tuple[Task, Solution]:
+    whole = source.shown[bug.path].decode()
+    broken = bug.apply(whole)
     task = suite.task(
-        replace(source, shown=shown),
+        replace(source, shown={**source.shown, bug.path: broken.encode()}),
         id,
-        prompt=bug.report,
-        fail_to_pass=bug.failed,
-        pass_to_pass=tuple(test for test in stable if test not in bug.failed),
+        prompt=told,
+        fail_to_pass=failed,
+        pass_to_pass=tuple(test for test in stable if test not in failed),
     )
-    menu, answer = _menu(bug.edit, broken, random.Random(id))
+    menu, answer = _menu(bug, broken, random.Random(id))
     package = source.package
-    place = (bug.edit.kind, bug.edit.path, bug.edit.function)
-    patch = patch_of(bug.edit.path, broken, whole)
+    patch = patch_of(bug.path, broken, whole)
+    place = (bug.kind, bug.path, bug.function)
     return task, Solution(id, package.name, package.version, *place, patch, menu, answer)
 
 
