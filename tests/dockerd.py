@@ -65,7 +65,21 @@ def started(folder: Path, *, experimental: bool = True) -> Iterator[Dockerd]:
     group = f"sandbox-gym-tests-{secrets.token_hex(6)}"
     (folder / "daemon.json").write_text(json.dumps(_settings(folder, group, experimental)))
     path = f"{Path(criu.find().path).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-    command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _START, "sh", str(folder)]
+    # It ends with tests that are killed, too.
+    command = [
+        "setpriv",
+        "--pdeathsig",
+        "TERM",
+        "unshare",
+        "--mount",
+        "--propagation",
+        "slave",
+        "sh",
+        "-c",
+        _START,
+        "sh",
+        str(folder),
+    ]
     process = subprocess.Popen(
         [*command, str(folder / "daemon.json"), "\n".join(snapshots.OPTIONS)],
         stdin=subprocess.DEVNULL,
