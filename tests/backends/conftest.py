@@ -44,9 +44,9 @@ def installed(distribution: Install, monkeypatch: pytest.MonkeyPatch) -> Iterato
             lookup._made.pop(key).close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def docker_daemon() -> Iterator[None]:
-    """A docker daemon of the session's own, which DOCKER_HOST names."""
+    """A docker daemon of the module's own, which DOCKER_HOST names: others find the machine without one."""
     dockerd, places = (importlib.import_module(f"tests.{name}") for name in ("dockerd", "docker.conftest"))
     with places.a_folder() as folder, dockerd.started(folder) as daemon, places.using(daemon):
         yield
