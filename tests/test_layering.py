@@ -56,7 +56,19 @@ LAYERS: dict[str, set[str]] = {
         "vector",
     },
     "integrations": {"agents", "evals", "ray", "rllib"},
-    "front": {"__main__", "_table", "_tree", "audit", "benchmarks", "cli", "demo", "doctor", "duel"},
+    "front": {
+        "__main__",
+        "_pages",
+        "_table",
+        "_tree",
+        "audit",
+        "benchmarks",
+        "cli",
+        "demo",
+        "doctor",
+        "duel",
+        "ui",
+    },
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
 # Beside the stack: knows nothing of sandboxes, and the environments' layer gives it its states.
