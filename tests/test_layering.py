@@ -25,6 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "sandbox": {
         "_audit",
         "_audit_rows",
+        "_audit_watch",
         "_budget",
         "_calls",
         "_capture",
