@@ -49,7 +49,7 @@ class Watch:
 
     def draw(self, id: str, frame: Any) -> None:
         """Keeps a copy of an array [height, width, 3] of uint8, made smaller; what is no such array is left out."""
-        shape = getattr(frame, "shape", ())
+        shape: tuple[int, ...] = getattr(frame, "shape", ())
         if len(shape) != 3 or shape[2] != 3 or 0 in shape or frame.dtype.name != "uint8":
             return
         every = -(-max(shape[:2]) // _WIDEST)

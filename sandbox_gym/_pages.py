@@ -24,6 +24,9 @@ _OWN_POLICY = (
     "form-action 'none'; frame-ancestors 'none'"
 )
 
+Read = Callable[[dict[str, str]], "dict[str, Any] | bytes"]  # of a query's fields: JSON, or a PNG
+Write = Callable[[dict[str, Any]], dict[str, Any]]
+
 
 class Refusal(Exception):
     """What a read or a write raises to answer with a status and a text of its own. ValueError is BAD_REQUEST."""
@@ -43,8 +46,8 @@ class Pages(http.server.ThreadingHTTPServer):
     def __init__(
         self,
         page: Callable[[str], str],
-        reads: Mapping[str, Callable[[dict[str, str]], dict[str, Any] | bytes]],
-        writes: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]],
+        reads: Mapping[str, Read],
+        writes: Mapping[str, Write],
         *,
         port: int = 0,
         sent: Callable[[Any], object] = lambda answer: None,
