@@ -17,7 +17,7 @@ _SHOWN = 400  # characters of a text in the list
 _MAKES = ("create", "restore")
 _NEW = """
 SELECT id, time, client, sandbox, kind, snapshot,
-    CASE WHEN kind IN ('create', 'restore', 'network') THEN substr(text, 1, 80) END,
+    CASE WHEN kind IN ('create', 'restore', 'network', 'snapshot') THEN substr(text, 1, 80) END,
     CASE WHEN kind = 'end' THEN result END
 FROM events WHERE id > ? ORDER BY id LIMIT ?
 """
@@ -46,8 +46,8 @@ class Log:
         """Raises FileNotFoundError, SandboxError."""
         self._db = audit.connect(path)
         self._last = 0  # row
-        self._origins: dict[str, str] = {}  # of each snapshot
         self.known: dict[str, Known] = {}
+        self.snapshots: dict[str, tuple[str, str]] = {}  # of which sandbox each is, and its label
 
     def close(self) -> None:
         self._db.close()
@@ -61,9 +61,8 @@ class Log:
         for row in self._db.execute(_NEW, (self._last, _ROWS)):
             self._last = row[0]
             self._take(*row[1:])
-        for memory in (self.known, self._origins):
-            for oldest in list(islice(memory, max(0, len(memory) - _MOST))):
-                del memory[oldest]
+        _shorten(self.known)
+        _shorten(self.snapshots)
 
     def _take(
         self,
@@ -77,9 +76,9 @@ class Log:
     ) -> None:
         known = self.known.get(sandbox or "")
         if kind == "snapshot" and snapshot is not None and sandbox is not None:
-            self._origins[snapshot] = sandbox
+            self.snapshots[snapshot] = sandbox, text or ""
         elif kind in _MAKES and sandbox is not None:
-            origin = self._origins.get(snapshot or "")
+            origin, _ = self.snapshots.get(snapshot or "", (None, ""))
             self.known[sandbox] = Known(sandbox, text or sandbox, time, client, snapshot, origin)
         elif known is not None and kind == "network":
             if (text or "").startswith("allowed"):
@@ -144,6 +143,11 @@ class Log:
     def newest_first(self) -> Iterator[Known]:
         """Sandboxes, by when they were made."""
         return reversed(self.known.values())
+
+
+def _shorten(memory: dict[str, Any]) -> None:
+    for oldest in list(islice(memory, max(0, len(memory) - _MOST))):
+        del memory[oldest]
 
 
 def _brief(event: audit.Event) -> dict[str, Any]:

@@ -143,8 +143,10 @@ class View:
 
     def _live_node(self, row: dict[str, Any]) -> dict[str, Any]:
         known = None if self._log is None else self._log.known.get(row["id"])
+        label = "" if self._log is None else self._log.snapshots.get(row["id"], ("", ""))[1]
         return {
-            **{key: row[key] for key in ("id", "name", "state", "parent", "branched_from", "memory_bytes")},
+            **{key: row[key] for key in ("id", "state", "parent", "branched_from", "memory_bytes")},
+            "name": label or row["name"],
             "made": self._made[row["id"]],
             "ended": None,
             "client": str(row["owner_pid"]),

@@ -102,7 +102,7 @@ class Tree {
         const children = below.get(node.id) || [];
         const x = 20 + Tree.STEP * Math.min(level, Tree.DEEPEST);
         const y = Tree.ROW * (elements.length + .5);
-        if (from) lines.push(from.x === x ? `M${x} ${from.y}V${y}` : `M${from.x} ${from.y}V${y - 8}Q${from.x} ${y} ${from.x + 8} ${y}H${x}`);
+        if (from) lines.push(from.x === x ? `M${x} ${from.y + 8}V${y - 8}` : `M${from.x} ${from.y + 8}V${y - 7}Q${from.x} ${y} ${from.x + 7} ${y}H${x - 8}`);
         elements.push(this.row(node, x, children.length));
         this.order.push(node.id);
         if (this.folded.has(node.id)) continue;
