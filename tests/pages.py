@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,12 +56,17 @@ def browser_page(**how: Any) -> Iterator[tuple[Any, list[str]]]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=[*_FLAGS])
+        browser = playwright.chromium.launch(executable_path=_program(), args=[*_FLAGS])
         try:
             page = browser.new_page(**how)
             problems: list[str] = []
             page.on("pageerror", lambda error: problems.append(str(error)))
-            page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
             yield page, problems
         finally:
             browser.close()
+
+
+def _program() -> str:
+    found = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    assert found, "there is no Chromium: apt-get install chromium-headless-shell, or scripts/setup.sh"
+    return found
