@@ -9,9 +9,10 @@ import hmac
 import http.server
 import json
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
@@ -55,6 +56,7 @@ class Pages(http.server.ThreadingHTTPServer):
         self.page, self.reads, self.writes, self.sent = page, reads, writes, sent
         self.token = secrets.token_urlsafe(32)
         super().__init__(("127.0.0.1", port), _Handler)
+        self.connections: set[socket.socket] = set()
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
     @property
@@ -73,6 +75,9 @@ class Pages(http.server.ThreadingHTTPServer):
             finally:
                 self.shutdown()
                 thread.join()
+                for connection in list(self.connections):  # which pages keep open
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -165,11 +170,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def handle(self) -> None:
-        """A page that goes away amid its answer is no failure of ours."""
+        self.server.connections.add(self.connection)
         try:
             super().handle()
-        except ConnectionError:
+        except ConnectionError:  # a page that goes away amid its answer
             self.close_connection = True
+        finally:
+            self.server.connections.discard(self.connection)
 
     def log_message(self, *_: Any) -> None:
         """Nothing: the address holds the token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,26 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import sandbox_gym
 from sandbox_gym import _audit
 from sandbox_gym._audit import set_audit
 from sandbox_gym.env import SandboxEnv
 from sandbox_gym.sandbox import Sandbox
+
+
+@pytest.fixture
+def lanes() -> Iterator[Callable[..., Any]]:
+    """`lanes(n)`: of CartPole. Nothing of them is kept for later."""
+    made: list[Any] = []
+
+    def make(n: int, **how: Any) -> Any:
+        made.append(gym.make_vec("sandbox_gym:Sandbox-v0", num_envs=n, env_id="CartPole-v1", **how))
+        return made[-1]
+
+    yield make
+    for env in made:
+        warm = env._lanes._warm
+        env.close()
+        warm.snapshot.delete()
 
 
 def rows(path: Path, query: str) -> dict[str, Any]:
@@ -58,22 +74,18 @@ def test_steps_of_an_environment_and_its_branches(log: Path) -> None:
         env.close()
 
 
-def test_steps_of_lanes(log: Path) -> None:
-    venv: Any = gym.make_vec("sandbox_gym:Sandbox-v0", num_envs=3, env_id="CartPole-v1")
-    try:
-        venv.reset(seed=0)
-        first = [lane.box.id for lane in venv._lanes._lanes]
-        lengths = [0, 0, 0]
-        for _ in range(12):  # lanes that always go one way end within 11 steps
-            ended = venv.step(np.zeros(3, np.int64))
-            lengths = [n + (lane.box.id == id) for n, lane, id in zip(lengths, venv._lanes._lanes, first)]
-        assert not ended[3]["sandbox_error"].any() if "sandbox_error" in ended[4] else True
-        counted = steps(log)
-        assert [counted[id] for id in first] == lengths
-        assert all(n < 12 for n in lengths)
-        assert sum(counted.values()) == 3 * 12 - 3  # the step of each reset is none
-    finally:
-        venv.close()
+def test_steps_of_lanes(log: Path, lanes: Callable[..., Any]) -> None:
+    venv = lanes(3)
+    venv.reset(seed=0)
+    first = [lane.box.id for lane in venv._lanes._lanes]
+    lengths = [0, 0, 0]
+    for _ in range(12):  # lanes that always go one way end within 11 steps
+        venv.step(np.zeros(3, np.int64))
+        lengths = [n + (lane.box.id == id) for n, lane, id in zip(lengths, venv._lanes._lanes, first)]
+    counted = steps(log)
+    assert [counted[id] for id in first] == lengths
+    assert all(n < 12 for n in lengths)
+    assert sum(counted.values()) == 3 * 12 - 3  # the step of each reset is none
 
 
 def test_the_last_picture_is_kept(log: Path) -> None:
@@ -96,18 +108,13 @@ def test_the_last_picture_is_kept(log: Path) -> None:
     assert (pictures(log)[gone] == final).all()
 
 
-def test_pictures_of_lanes(log: Path) -> None:
-    venv: Any = gym.make_vec(
-        "sandbox_gym:Sandbox-v0", num_envs=2, env_id="CartPole-v1", render_mode="rgb_array"
-    )
-    try:
-        venv.reset(seed=0)
-        frames = venv.render()
-        found = pictures(log)
-        for lane, frame in zip(venv._lanes._lanes, frames):
-            assert (found[lane.box.id] == frame).all()
-    finally:
-        venv.close()
+def test_pictures_of_lanes(log: Path, lanes: Callable[..., Any]) -> None:
+    venv = lanes(2, render_mode="rgb_array")
+    venv.reset(seed=0)
+    frames = venv.render()
+    found = pictures(log)
+    for lane, frame in zip(venv._lanes._lanes, frames):
+        assert (found[lane.box.id] == frame).all()
 
 
 def _noise(*shape: int) -> Any:
@@ -134,10 +141,3 @@ def test_what_is_a_picture(frame: Any, kept: Any, log: Path, box: Sandbox) -> No
     _audit.drawn(box, frame)
     found = pictures(log)
     assert (found[box.id].shape if found else None) == kept
-
-
-def test_without_a_log_nothing_is_kept(box: Sandbox) -> None:
-    assert sandbox_gym.set_audit is set_audit
-    assert _audit._log is None
-    _audit.stepped((box,))
-    _audit.drawn(box, _noise(2, 2, 3))

@@ -63,13 +63,13 @@ class Tree {
 
   // Which are shown: those that match, and all above them.
   visible() {
-    const words = at("filter").value.trim().toLowerCase();
+    const words = at("filter").value.toLowerCase().split(/\s+/);
     const nodes = [...this.nodes.values()];
     const all = at("ended").checked || !nodes.some(node => this.isLive(node));
     const shown = new Set();
     for (const node of nodes) {
-      const text = `${node.name} ${node.id} ${node.state}`.toLowerCase();
-      const wanted = (all || this.isLive(node) || node.id === this.selected) && text.includes(words);
+      const text = `${node.name} ${node.id} ${node.state} client:${node.client}`.toLowerCase();
+      const wanted = (all || this.isLive(node) || node.id === this.selected) && words.every(word => text.includes(word));
       for (let each = node; wanted && each && !shown.has(each.id); each = this.nodes.get(each.above)) shown.add(each.id);
     }
     return shown;
