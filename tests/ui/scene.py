@@ -89,9 +89,12 @@ def client(log: Path) -> Iterator[Client]:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         environment = {**os.environ, "SANDBOX_GYM_AUDIT": str(log), "PYTHONPATH": str(ROOT)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         process = subprocess.Popen(
-            [sys.executable, "-c", _HEAD, str(server.server_port)], env=environment, **pipes
+            [sys.executable, "-c", _HEAD, str(server.server_port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
         )
         try:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
