@@ -18,7 +18,8 @@ from sandbox_gym.backends.shared import registry
 from sandbox_gym.errors import SandboxError
 from sandbox_gym.ui.log import Known, Log
 
-_EVERY = 1.0  # seconds between two looks, however many pages are open
+_EVERY = 1.0  # seconds between two looks, however many pages are open; more where a look takes long
+_SHARE = 5  # of the time, at most one part in so many goes into looking
 _MOST_NODES = 5000  # live ones in one answer
 _MOST_ENDED = 300
 _REASON = "it was terminated on the page of sandbox-gym ui"
@@ -37,7 +38,7 @@ class View:
             str, float
         ] = {}  # seconds since 1970: ages, which grow, would make each look a new one
         self._live: dict[str, dict[str, Any]] = {}
-        self._looked = float("-inf")
+        self._next_look = float("-inf")
         self._state: dict[str, Any] = {}
         self._version = 0
         with self._lock:
@@ -53,9 +54,10 @@ class View:
     def state(self, fields: dict[str, str]) -> dict[str, Any]:
         """All sandboxes, or only `version` when that is the one which the page has."""
         with self._reading():
-            if time.monotonic() - self._looked >= _EVERY:
+            began = time.monotonic()
+            if began >= self._next_look:
                 self._look()
-                self._looked = time.monotonic()
+                self._next_look = began + max(_EVERY, _SHARE * (time.monotonic() - began))
             now = {"version": self._version, "now": time.time()}
             return now if fields.get("version") == str(self._version) else {**now, **self._state}
 
@@ -98,9 +100,9 @@ class View:
         try:
             if not registry.terminate(row["id"], row["owner_pid"], _REASON):
                 raise Refusal(HTTPStatus.NOT_FOUND, "it has ended already")
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError, AssertionError) as error:
             raise Refusal(HTTPStatus.BAD_GATEWAY, f"its supervisor does not answer: {error}") from None
-        self._looked = float("-inf")  # the page sees it at once
+        self._next_look = float("-inf")  # the page sees it at once
         return {"terminated": row["id"]}
 
     # ---- looking --------------------------------------------------------------------------------------------------

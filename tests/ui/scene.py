@@ -43,14 +43,17 @@ final = tries[1].fork(2, prefix="final-")
 final[0].shell("cd app && python3 -m py_compile main.py && echo fine")
 """
 GAME = """
-env = gymnasium.make("Sandbox-v0", env_id="CartPole-v1", render_mode="rgb_array")
+env = gymnasium.make("Sandbox-v0", env_id="CartPole-v1", render_mode="rgb_array", network=Allow(["pypi.org"]))
 _ = env.reset(seed=0)
 steps = [env.step(i % 2) for i in range(30)]
 pictures = [env.render()]
 root = env.unwrapped.snapshot("decision")
+env.unwrapped.sandbox.run_code("import urllib.request as u; u.urlopen('http://example.org/policy.pt')")
 branches = env.unwrapped.branch(3)
 steps += [branch.step(i % 2) for i, branch in enumerate(branches) for _ in range(4 + 2 * i)]
 pictures += [branch.render() for branch in branches]
+branches[1].sandbox.shell("df -h /workspace | tail -1")
+branches[1].sandbox.run_code("import math; math.degrees(0.2095)  # at which the pole has fallen")
 leaves = branches[1].branch(2)
 steps += [leaf.step(1) for leaf in leaves for _ in range(3)]
 pictures += [leaf.render() for leaf in leaves]
@@ -121,6 +124,7 @@ def _take_picture(target: Path) -> None:
         def shoot(address: str) -> None:
             with browser_page(viewport={"width": 1280, "height": 800}) as (page, _):
                 page.goto(address)
+                page.fill("#filter", f"client:{acting.process.pid}")
                 page.click(f".row[data-id='{chosen}']")
                 expect(page.locator("#frame")).to_be_visible()
                 page.screenshot(path=target)

@@ -59,7 +59,7 @@ class Chosen {
     const rows = [
       ["id", node.id],
       [living ? "age" : "lived", span((node.ended || now()) - node.made)],
-      ["made", new Date(node.made * 1000).toLocaleString()],
+      ["made", new Date(node.made * 1000).toLocaleString("sv")], // as 2026-11-30 03:53:15
       ["memory", size(node.memory_bytes)],
       ["from", node.parent || (node.branched_from ? "" : "nothing: made new")],
       [node.state === "snapshot" ? "taken of" : "branched from", this.called(node.branched_from)],
