@@ -2,7 +2,8 @@
 
 A call is in the queue before it is sent to its sandbox, and once more when it has ended. The thread empties the queue
 every tenth of a second: that much is lost when this process is killed, and nothing when it ends by itself. Steps of
-environments are not recorded. `sandbox_gym.audit` reads.
+environments are counted, not recorded, and of what they draw the last picture is kept: `_audit_watch` tells of both
+once a second. `sandbox_gym.audit` reads.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import atexit
 import os
 import socket
 import threading
-import weakref
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sandbox_gym import _audit_rows
 from sandbox_gym._audit_rows import KINDS, Entry
+from sandbox_gym._audit_watch import Watch
 from sandbox_gym.errors import SandboxError
 from sandbox_gym.guest.wire import Op
 
@@ -31,12 +33,13 @@ VARIABLE = "SANDBOX_GYM_AUDIT"
 _EVERY = 0.1  # seconds from one batch to the next
 _MOST = 512  # entries that wait; who brings more waits too
 _PATIENCE = 30.0  # seconds that other processes may hold the file
-_LOOK = 1.0  # seconds between looks at what networked sandboxes have tried
 
 
 def set_audit(path: str | os.PathLike[str] | None) -> None:
     """From now on every command, code cell, file write, snapshot and restore of this process is recorded in a file of
-    SQLite, and what its sandboxes tried to reach; None stops that. Sandboxes that live already are included.
+    SQLite, and what its sandboxes tried to reach; None stops that. Sandboxes that live already are included. Beside
+    that, of each sandbox, the number of steps that its environment made, and the last picture (an RGB array) that its
+    `render` gave, both at most a second late: `sandbox-gym ui` shows them.
 
     The same by the environment: `SANDBOX_GYM_AUDIT=path`, which this sets too, so that processes which are started
     from now on (workers of Ray, say) log there as well. Any number of processes may write to one file; not over NFS.
@@ -92,7 +95,7 @@ def made(box: Sandbox) -> None:
         facts |= {"image": spec.rootfs, "network": spec.network, "env": sorted(spec.env)}
         _note("create" if parent is None else "restore", box, facts, parent)
         if spec.network is not None:
-            _log.watch(box)
+            _log.watch.network(box)
 
 
 def taken(box: Sandbox, snapshot: Snapshot) -> None:
@@ -114,7 +117,20 @@ def ends(box: Sandbox, state: str, reason: str | None) -> None:
     """Just before it does."""
     if _log is not None:
         look(box)
+        _log.watch.end(box.id)
         _note("end", box, {"state": state, "reason": reason}, None)
+
+
+def stepped(boxes: Iterable[Sandbox], steps: int = 1) -> None:
+    """Their environments were asked for so many steps."""
+    if _log is not None:
+        _log.watch.count([box.id for box in boxes], steps)
+
+
+def drawn(box: Sandbox, frame: Any) -> None:
+    """`frame`: what `render` gave; of a list, the last."""
+    if _log is not None:
+        _log.watch.draw(box.id, frame[-1] if isinstance(frame, list) and frame else frame)
 
 
 def look(box: Sandbox) -> None:
@@ -145,8 +161,7 @@ class Log:
         self._turn = threading.Condition()
         self._started = self._closing = self._asleep = self._hurry = False
         self._failure: Exception | None = None
-        self._networked: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._watching = False
+        self.watch = Watch(self.put, look)
 
     def start(self) -> None:
         """Opens the file. Raises SandboxError."""
@@ -188,6 +203,7 @@ class Log:
     def flush(self, timeout: float = 10.0) -> None:
         """Returns when all that has happened so far is in the file. Raises SandboxError."""
         self.check()
+        self.watch.tell_all()
         mark = Entry("", None, None, {}, ended=True)
         self._queue.append(mark)
         with self._turn:
@@ -199,6 +215,7 @@ class Log:
 
     def close(self) -> None:
         """`flush`, and the thread and the file are gone."""
+        self.watch.close()
         atexit.unregister(self.flush)
         with suppress(SandboxError):  # every call has told of it
             self.flush()
@@ -233,31 +250,6 @@ class Log:
             self._asleep = False
             self._turn.wait_for(lambda: self._hurry or self._closing or len(self._queue) >= _MOST, _EVERY)
             self._hurry = False
-
-    def watch(self, box: Sandbox) -> None:
-        """Looks every second at what it has tried to reach, for as long as it lives."""
-        self._networked.add(box)
-        with self._turn:
-            if not self._watching:
-                self._watching = True
-                threading.Thread(target=self._watch, name="audit-network", daemon=True).start()
-
-    def _watch(self) -> None:
-        while self._look_at_all():
-            with self._turn:
-                self._turn.wait_for(lambda: self._closing, _LOOK)
-
-    def _look_at_all(self) -> bool:
-        """False when there is none left to look at."""
-        with self._turn:
-            boxes = [box for box in list(self._networked) if box.status in ("running", "stopped")]
-            if self._closing or not boxes:
-                self._watching = False
-                return False
-        for box in boxes:
-            if box.status == "running":
-                look(box)
-        return True
 
 
 def _open(path: str) -> sqlite3.Connection:

@@ -6,7 +6,9 @@ import hashlib
 import json
 import shlex
 import sqlite3
+import struct
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +27,7 @@ KINDS = {
     Op.MAKE: "make",
 }
 APPLICATION = 0x5367_4175
-VERSION = 1
+VERSION = 2
 _SCHEMA = """
 CREATE TABLE events (
     id INTEGER PRIMARY KEY,
@@ -40,6 +42,16 @@ CREATE TABLE events (
 );
 CREATE INDEX events_by_sandbox ON events (sandbox, time);
 CREATE INDEX events_by_snapshot ON events (snapshot) WHERE snapshot IS NOT NULL;
+CREATE TABLE steps (
+    sandbox TEXT PRIMARY KEY,
+    count INTEGER NOT NULL,   -- that its environment was asked for, while it was logged
+    time REAL NOT NULL        -- when this was counted
+);
+CREATE TABLE frames (
+    sandbox TEXT PRIMARY KEY,
+    time REAL NOT NULL,       -- when it was drawn
+    png BLOB NOT NULL         -- the last one
+);
 """
 _MAX_TEXT, _MAX_OUTPUT = 16 << 10, 4 << 10  # characters
 _MAX_HEAD = 64 << 10  # bytes of what is written, in which secrets are looked for
@@ -147,6 +159,10 @@ class Rows:
             for entry in batch:
                 if entry.kind == "network":
                     self._store_network(entry)
+                elif entry.kind == "steps":
+                    self._store_steps(entry)
+                elif entry.kind == "frame":
+                    self._store_frame(entry)
                 elif entry.kind:
                     self._store(entry)
             self._db.execute("COMMIT")
@@ -201,6 +217,31 @@ class Rows:
                 self._db.execute("UPDATE events SET result = ? WHERE id = ?", (_to_json(state), row))
             now[key] = row, state
         self._seen[str(entry.sandbox)] = now
+
+    def _store_steps(self, entry: Entry) -> None:
+        self._db.execute(
+            "INSERT INTO steps (sandbox, count, time) VALUES (?, ?, ?) ON CONFLICT (sandbox) DO UPDATE "
+            "SET count = count + excluded.count, time = excluded.time",
+            (entry.sandbox, entry.value, entry.time),
+        )
+
+    def _store_frame(self, entry: Entry) -> None:
+        drawn, pixels = entry.value
+        row = (entry.sandbox, drawn, _png(pixels))
+        self._db.execute("INSERT OR REPLACE INTO frames (sandbox, time, png) VALUES (?, ?, ?)", row)
+        entry.value = None
+
+
+def _png(pixels: Any) -> bytes:
+    """Of an array [height, width, 3] of uint8."""
+    height, width, _ = pixels.shape
+    lines = b"".join(b"\0" + pixels[row].tobytes() for row in range(height))  # 0: as they are, no filter
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits each of red, green, blue
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
 
 
 # ---- what an entry says ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import copy
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,10 @@ class Lanes:
         self.exchange = kind(self._n, remote, self.step_timeout)
         for lane, box in enumerate(boxes):
             self._put(lane, box)
+
+    def boxes(self, lanes: Iterable[int]) -> Iterator[Sandbox]:
+        """The sandboxes of those that have one; none of a lane that has failed."""
+        return (box for lane in lanes if (box := self._lanes[lane].box) is not None)
 
     def statistics(self) -> Statistics:
         """Counted up to now."""

@@ -1,7 +1,8 @@
-"""`sandbox-gym tree`: which live sandbox and snapshot came from which, of all clients on this machine."""
+"""Which live sandbox and snapshot came from which, of all clients on this machine; `sandbox-gym tree` draws it."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,14 +15,31 @@ _CLEAR = "\x1b[H\x1b[2J"
 _MOST_LEVELS = 200
 
 
+def live() -> list[dict[str, Any]]:
+    """The rows of `registry.list_all`, and of docker's containers, which have no supervisor."""
+    from sandbox_gym.backends.shared import registry
+
+    found = [{**row, "supervised": True} for row in registry.list_all()]
+    if has_docker():
+        from sandbox_gym.backends.docker import owners
+
+        found += [{"branched_from": None, **row, "supervised": False} for row in owners.rows()]
+    return found
+
+
+def has_docker() -> bool:
+    """Whether its package is here; a daemon may be."""
+    return importlib.util.find_spec("docker") is not None
+
+
 def picture(rows: Sequence[dict[str, Any]]) -> str:
-    """Of `registry.list_all`: one tree for each client, siblings by age."""
+    """Of `live`: one tree for each client, siblings by age."""
     if not rows:
         return "No sandboxes are live."
     out = []
     for owner in sorted({row["owner_pid"] for row in rows}):
         own = sorted((row for row in rows if row["owner_pid"] == owner), key=lambda row: -row["age"])
-        above = _above(own)
+        above = above_each(own)
         children: dict[str | None, list[dict[str, Any]]] = {}
         for row in own:
             children.setdefault(above[row["id"]], []).append(row)
@@ -30,7 +48,7 @@ def picture(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(out)
 
 
-def _above(rows: Sequence[dict[str, Any]]) -> dict[str, str | None]:
+def above_each(rows: Sequence[dict[str, Any]]) -> dict[str, str | None]:
     """What each hangs from; None for the roots, and where rewinds have closed a circle."""
     found = {row["id"]: row for row in rows}
 
@@ -81,11 +99,9 @@ def _label(row: dict[str, Any]) -> str:
 
 def show(*, watch: bool) -> None:
     """Prints it; with `watch` again every second, until Ctrl-C."""
-    from sandbox_gym.backends.shared import registry
-
     while True:
         clear = _CLEAR if watch and sys.stdout.isatty() else ""
-        print(f"{clear}{picture(registry.list_all())}", flush=True)
+        print(f"{clear}{picture(live())}", flush=True)
         if not watch:
             return
         try:

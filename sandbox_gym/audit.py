@@ -1,7 +1,8 @@
 """Reading an audit log: every command, cell, file write, network verdict, snapshot and restore, by sandbox and origin.
 
 `set_audit` says what is recorded. A sandbox's story begins in its ancestors: `read(path, sandbox=...)` gives theirs up
-to the snapshot that it came from, then its own.
+to the snapshot that it came from, then its own. Steps of environments are no events: they are counted, and of what an
+environment draws the last picture is kept (tables `steps` and `frames`); `sandbox-gym ui` shows both.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sandbox_gym._audit_rows import APPLICATION, VERSION
 from sandbox_gym._table import table
 from sandbox_gym.errors import SandboxError
 
-_COLUMNS = "id, time, client, sandbox, kind, text, result, duration, snapshot"
+COLUMNS = "id, time, client, sandbox, kind, text, result, duration, snapshot"
 _MOST_SHOWN = 100  # characters of a cell of the table
 
 
@@ -50,21 +51,24 @@ def read(path: str | os.PathLike[str], *, sandbox: str | None = None) -> Iterato
 
     Raises FileNotFoundError; KeyError when no such sandbox is in it; SandboxError when it is no audit log.
     """
-    with closing(_open(os.fspath(path))) as db:
+    with closing(connect(os.fspath(path))) as db:
         if sandbox is None:
-            yield from map(_event, db.execute(f"SELECT {_COLUMNS} FROM events ORDER BY id"))
+            yield from map(as_event, db.execute(f"SELECT {COLUMNS} FROM events ORDER BY id"))
             return
         found: list[Event] = []
-        for member, until in _lineage(db, _resolve(db, sandbox)):
-            query = f"SELECT {_COLUMNS} FROM events WHERE sandbox = ? AND time <= ?"
-            found += map(_event, db.execute(query, (member, until)))
+        for member, until in lineage(db, _resolve(db, sandbox)):
+            query = f"SELECT {COLUMNS} FROM events WHERE sandbox = ? AND time <= ?"
+            found += map(as_event, db.execute(query, (member, until)))
         yield from sorted(found, key=lambda event: (event.time, event.id))
 
 
-def _open(path: str) -> sqlite3.Connection:
+def connect(path: str) -> sqlite3.Connection:
+    """To read only. Raises FileNotFoundError, SandboxError."""
     if not os.path.exists(path):
         raise FileNotFoundError(f"no audit log {path}: set_audit(path), or {VARIABLE}=path, makes one")
-    db = sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True, timeout=30.0)
+    db = sqlite3.connect(
+        f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True, timeout=30.0, check_same_thread=False
+    )
     try:
         marks = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
         if marks != [APPLICATION, VERSION]:
@@ -75,7 +79,8 @@ def _open(path: str) -> sqlite3.Connection:
     return db
 
 
-def _event(row: Sequence[Any]) -> Event:
+def as_event(row: Sequence[Any]) -> Event:
+    """Of COLUMNS."""
     fields = list(row)
     fields[6] = None if row[6] is None else json.loads(row[6])
     return Event(*fields)
@@ -91,7 +96,7 @@ def _resolve(db: sqlite3.Connection, sandbox: str) -> str:
     return str(row[0])
 
 
-def _lineage(db: sqlite3.Connection, sandbox: str) -> Iterator[tuple[str, float]]:
+def lineage(db: sqlite3.Connection, sandbox: str) -> Iterator[tuple[str, float]]:
     """The sandbox and those that it came from, each with the time until which its story is this one's."""
     member, until = sandbox, float("inf")
     seen = {member}
@@ -99,14 +104,14 @@ def _lineage(db: sqlite3.Connection, sandbox: str) -> Iterator[tuple[str, float]
         yield member, until
         query = "SELECT snapshot FROM events WHERE sandbox = ? AND kind = 'restore'"
         restored = db.execute(query, (member,)).fetchone()
-        taken = _taken(db, restored[0]) if restored else None
+        taken = taken_of(db, restored[0]) if restored else None
         if taken is None or taken[0] in seen:
             return
         member, until = taken[0], min(until, taken[1])
         seen.add(member)
 
 
-def _taken(db: sqlite3.Connection, snapshot: str) -> tuple[str, float] | None:
+def taken_of(db: sqlite3.Connection, snapshot: str) -> tuple[str, float] | None:
     """Which sandbox a snapshot was taken of, and when; also of one that has travelled as an archive."""
     for _ in range(100):
         query = "SELECT kind, sandbox, time, result FROM events WHERE snapshot = ? AND kind IN ('snapshot', 'load')"
@@ -135,7 +140,7 @@ def as_table(events: Iterator[Event]) -> str:
             event.sandbox or "",
             event.kind,
             _plain(event.text),
-            _plain(_outcome(event)),
+            _plain(outcome(event)),
             "" if event.duration is None else f"{event.duration:.3f}",
         )
         for event in events
@@ -143,7 +148,8 @@ def as_table(events: Iterator[Event]) -> str:
     return table(head, cells, right=(5,)) if cells else "Nothing was recorded."
 
 
-def _outcome(event: Event) -> str:
+def outcome(event: Event) -> str:
+    """What came of it, in a few words."""
     result = event.result
     if result is None:
         return "never ended"

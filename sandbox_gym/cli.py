@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 import time
@@ -58,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     gc = commands.add_parser("gc", help="remove what clients that were killed have left")
     gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     gc.set_defaults(run=_gc)
+
+    page = commands.add_parser("ui", help="a local web page: live sandboxes, their tree, what each has done")
+    page.add_argument("--audit", metavar="FILE", help="the log to show; by default $SANDBOX_GYM_AUDIT")
+    page.add_argument("--port", type=int, default=0, metavar="N", help="any that is free by default")
+    page.add_argument("--control", action="store_true", help="the page may end sandboxes")
+    page.set_defaults(run=_ui)
 
     _add_template(commands)
     _add_agents(commands)
@@ -151,14 +156,9 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _ls(_: argparse.Namespace) -> int:
-    from sandbox_gym.backends.shared import registry
+    from sandbox_gym import _tree
 
-    found = registry.list_all()
-    if _has_docker():
-        from sandbox_gym.backends.docker import owners
-
-        found += owners.rows()
-    rows = sorted(found, key=lambda row: (row["owner_pid"], -row["age"]))
+    rows = sorted(_tree.live(), key=lambda row: (row["owner_pid"], -row["age"]))
     if not rows:
         print("No sandboxes are live.")
         return 0
@@ -210,10 +210,11 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
+    from sandbox_gym import _tree
     from sandbox_gym.backends.shared import registry
 
     removed = registry.collect(dry_run=options.dry_run)
-    if _has_docker():
+    if _tree.has_docker():
         from sandbox_gym.backends.docker import owners
 
         removed += owners.collect_all(dry_run=options.dry_run)
@@ -222,11 +223,6 @@ def _gc(options: argparse.Namespace) -> int:
     if not removed:
         print("Nothing to remove.")
     return 0
-
-
-def _has_docker() -> bool:
-    """Whether its package is here; a daemon may be."""
-    return importlib.util.find_spec("docker") is not None
 
 
 def _template(options: argparse.Namespace) -> int:
@@ -278,6 +274,12 @@ def _duel(options: argparse.Namespace) -> int:
         return 1
     print(f"{made} choices were added to {options.out}")
     return 0
+
+
+def _ui(options: argparse.Namespace) -> int:
+    from sandbox_gym import ui
+
+    return ui.run(options)
 
 
 def _eval(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from sandbox_gym import _audit
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.branching import Branch, BranchableEnv
 from sandbox_gym.errors import SandboxError
@@ -106,7 +107,9 @@ class SandboxEnv(BranchableEnv):
 
     def render(self) -> Any:
         """The hosted environment's frame: an array, text, or a list of either."""
-        return call(self.sandbox, Op.RENDER, timeout=self._step_timeout)
+        frame = call(self.sandbox, Op.RENDER, timeout=self._step_timeout)
+        _audit.drawn(self.sandbox, frame)
+        return frame
 
     def rollout(
         self,

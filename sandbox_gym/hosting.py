@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from sandbox_gym import _audit
 from sandbox_gym.channel import GuestError
 from sandbox_gym.errors import ProtocolError, SandboxError
 from sandbox_gym.guest import wire
@@ -158,6 +159,8 @@ class Remote:
             frame = box._request(Op.STEP, meta, *data, timeout=timeout)
         except GuestError as error:
             raise guest_error(error, box.name) from None
+        finally:
+            _audit.stepped((box,))
         try:
             return self.read_step(frame.meta, frame.data)
         except WireError as error:
@@ -189,6 +192,7 @@ class Remote:
             ended = bool(answer["terminated"]), bool(answer["truncated"])
         except (WireError, KeyError, TypeError, ValueError) as error:
             raise broken(box, error) from None
+        _audit.stepped((box,), len(rewards))
         if actions is None:
             actions = self._rows([*(request.get("first") or ()), *request["actions"]][: len(rewards)])
         return Trajectory(observations, actions, rewards, *ended, value)

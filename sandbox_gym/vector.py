@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
+from sandbox_gym import _audit
 from sandbox_gym._lanes import Lanes, Statistics
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym.api import Rng
@@ -147,6 +148,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
             over = sorted(set(over).difference(again))
         exchange = self._lanes.exchange
         exchange.post(actions, lambda: self._each(actions), lanes, again)
+        _audit.stepped(self._lanes.boxes(lanes))  # while the guests step
         # Guests step while this process looks after the episodes that begin.
         begun = self._lanes.begin(dict.fromkeys(over), None) if over else None
         lanes = sorted((*lanes, *again)) if again else lanes
@@ -174,7 +176,10 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
 
     def render(self) -> tuple[Any, ...]:
         """A frame of each lane."""
-        return tuple(self._lanes.call(self._all, Op.RENDER, None, self._lanes.step_timeout))
+        frames = self._lanes.call(self._all, Op.RENDER, None, self._lanes.step_timeout)
+        for box, frame in zip(self._lanes.boxes(self._all), frames):
+            _audit.drawn(box, frame)
+        return tuple(frames)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError: a sandbox hands out no live objects."""

@@ -25,6 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "sandbox": {
         "_audit",
         "_audit_rows",
+        "_audit_watch",
         "_budget",
         "_calls",
         "_capture",
@@ -56,7 +57,19 @@ LAYERS: dict[str, set[str]] = {
         "vector",
     },
     "integrations": {"agents", "evals", "ray", "rllib"},
-    "front": {"__main__", "_table", "_tree", "audit", "benchmarks", "cli", "demo", "doctor", "duel"},
+    "front": {
+        "__main__",
+        "_pages",
+        "_table",
+        "_tree",
+        "audit",
+        "benchmarks",
+        "cli",
+        "demo",
+        "doctor",
+        "duel",
+        "ui",
+    },
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
 # Beside the stack: knows nothing of sandboxes, and the environments' layer gives it its states.

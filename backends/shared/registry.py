@@ -18,6 +18,9 @@ CGROUP_PREFIX = (
     "sandbox-gym-"  # and the run folder's name: control groups of a supervisor, and its folder of images
 )
 _MOST_ROWS = 100_000
+# It ended meanwhile, or some user's socket answers what no supervisor does.
+_ODD = (OSError, EOFError, ValueError, KeyError, TypeError, AssertionError)
+_END_PATIENCE = 30.0  # seconds that a sandbox's processes may take to be gone
 _PATIENCE = 5.0  # seconds that a control group may take to empty after its last process was killed
 
 
@@ -108,9 +111,31 @@ def list_all() -> list[dict[str, Any]]:
             with _connect(folder) as sock:
                 owner = int(_info(folder).get("owner_pid", 0))
                 found += [_plain_row(row, owner) for row in rows(sock)]
-        except (OSError, EOFError, ValueError, KeyError, TypeError, AssertionError):
-            continue  # it ended meanwhile, or some user's socket answers what no supervisor does
+        except _ODD:
+            continue
     return found
+
+
+def terminate(sandbox_id: str, owner_pid: int, reason: str) -> bool:
+    """Ends a sandbox of that client, as the client would; its next call tells it of `reason`. False when it has none.
+
+    Raises OSError when its supervisor does not answer.
+    """
+    for folder in _folders() + (_of_other_users() if os.geteuid() == 0 else []):
+        if _info(folder).get("owner_pid") != owner_pid:
+            continue
+        try:
+            with _connect(folder) as sock:
+                held = [row["id"] for row in rows(sock) if row["state"] != "snapshot"]
+        except _ODD:
+            continue
+        if sandbox_id in held:
+            with _connect(folder) as sock:
+                sock.settimeout(_END_PATIENCE)
+                protocol.send(sock, {"op": "terminate", "id": sandbox_id, "reason": reason})
+                protocol.receive(sock)
+            return True
+    return False
 
 
 def _of_other_users() -> list[Path]:

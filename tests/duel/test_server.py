@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import queue
 import signal
@@ -14,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -22,37 +20,17 @@ from examples import preferences
 from sandbox_gym.cli import main
 from sandbox_gym.duel import Duel, call_agent_duels, load, serve
 from sandbox_gym.sandbox import Sandbox
+from tests.pages import Site, browser_page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CHROMIUM = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
 
 
 @dataclass
-class Served:
+class Served(Site):
     """A server in a thread. `made`: what `serve` returned or raised, once it has."""
 
-    port: int
-    token: str
     out: Path
     made: queue.Queue[Any]
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}/?token={self.token}"
-
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-        given = {"X-Token": self.token, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        try:
-            data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
-            connection.request(method, path, data, given)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
 
     def choose(self, number: Any, choice: Any) -> tuple[int, str]:
         return self.ask("POST", "/choice", {"number": number, "choice": choice})
@@ -73,8 +51,7 @@ def serving(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
         thread = threading.Thread(target=work)
         thread.start()
-        address = urlsplit(ready.get(timeout=10))
-        served = Served(address.port or 0, address.query.removeprefix("token="), out, made)
+        served = Served(ready.get(timeout=10), out, made)
         try:
             yield served
         finally:
@@ -156,18 +133,14 @@ def test_a_body_that_is_no_choice(body: Any, serving: Any) -> None:
 
 def test_the_page_lets_nothing_in_from_elsewhere(serving: Any) -> None:
     with serving(toys()) as served:
-        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
-        connection.request("GET", f"/?token={served.token}")
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        connection.close()
-        policy = answer.getheader("Content-Security-Policy") or ""
+        status, body, headers = served.fetch("GET", f"/?token={served.token}")
+        text, policy = body.decode(), headers["Content-Security-Policy"]
         nonce = policy.split("'nonce-")[1].split("'")[0]
-        assert answer.status == 200
+        assert status == 200
         assert policy.startswith("default-src 'none'")
         assert "frame-ancestors 'none'" in policy
         assert text.count(f'nonce="{nonce}"') == 2
-        assert answer.getheader("Referrer-Policy") == "no-referrer"
+        assert headers["Referrer-Policy"] == "no-referrer"
         assert "before 0" not in text
 
 
@@ -194,14 +167,11 @@ def test_what_goes_wrong_is_raised_and_shown(serving: Any, tmp_path: Path) -> No
 
 
 def test_a_person_chooses_by_button_and_by_key(serving: Any) -> None:
-    from playwright.sync_api import expect, sync_playwright
+    from playwright.sync_api import expect
 
-    with serving(toys(), n=4) as served, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=[*CHROMIUM])
-        try:
-            page = browser.new_page(viewport={"width": 1000, "height": 700})
-            problems: list[str] = []
-            page.on("pageerror", lambda error: problems.append(str(error)))
+    size = {"width": 1000, "height": 700}
+    with serving(toys(), n=4) as served:
+        with browser_page(viewport=size) as (page, problems):
             page.goto(served.address)
             expect(page.locator("#count")).to_have_text("1 of 4")
             expect(page.locator("#a")).to_have_text("<b>left</b> 0")  # as text
@@ -218,8 +188,6 @@ def test_a_person_chooses_by_button_and_by_key(serving: Any) -> None:
             page.click("#quit")
             expect(page.locator("#status")).to_contain_text("3 choices are stored")
             assert not problems
-        finally:
-            browser.close()
         assert served.made.get(timeout=10) == 3
     assert [preference.choice for preference in load(served.out)] == ["b", "a", "tie"]
 
@@ -250,8 +218,7 @@ def test_the_command_ends_by_itself_or_by_interrupt(interrupted: bool, tmp_path:
     command = [sys.executable, "-m", "sandbox_gym", "duel", "--n", "1", "--out", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
-        address = urlsplit(process.stdout.readline().split()[-1])
-        served = Served(address.port or 0, address.query.removeprefix("token="), out, queue.Queue())
+        served = Served(process.stdout.readline().split()[-1], out, queue.Queue())
         assert served.ask("GET", "/duel")[0] == 200
         if interrupted:
             process.send_signal(signal.SIGINT)
