@@ -3,8 +3,12 @@ BENCHMARKS := $(filter-out _%,$(notdir $(basename $(wildcard benchmarks/*.py))))
 # Ray and PyTorch are in the environment with the oldest Gymnasium: what needs them, and what depends on Gymnasium itself.
 RAY_TESTS := tests/ray tests/criu/test_torch.py
 OLDEST_TESTS := tests/test_registration.py tests/env tests/vector $(RAY_TESTS)
+# These wait for daemons and other kernels more than they compute.
+ENGINE_TESTS := tests/backends tests/docker tests/gvisor
+# In a home folder of their own: what libraries write there is no part of the user's.
+PYTEST := HOME=$$HOME_ASIDE $(PYTHON_IN_VENV) -m pytest -q -p no:cacheprovider
 
-.PHONY: setup demo test check lint format bench bench-train
+.PHONY: setup demo test test-main test-engines-and-ray test-slow check lint format bench bench-train
 .DEFAULT_GOAL := demo
 
 setup:
@@ -13,11 +17,23 @@ setup:
 demo: setup
 	@$(PYTHON_IN_VENV) -m sandbox_gym demo
 
-# In a home folder of their own: what libraries write there is no part of the user's.
 test: setup
-	@set -e; HOME=$$(mktemp -d); export HOME; trap 'rm -rf "$$HOME"' EXIT; set -x; \
-	$(PYTHON_IN_VENV) -m pytest -q $(addprefix --ignore=,$(RAY_TESTS)); \
-	.venv-oldest/bin/python -m pytest -q -p no:cacheprovider $(OLDEST_TESTS)
+	@echo "Two suites run side by side; each shows what came of it when it ends, in ten minutes or so." >&2
+	@set -e; HOME_ASIDE=$$(mktemp -d); export HOME_ASIDE; trap 'rm -rf "$$HOME_ASIDE"' EXIT; \
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target test-main test-engines-and-ray
+
+test-main:
+	$(PYTEST) -m "not slow" $(addprefix --ignore=,$(RAY_TESTS) $(ENGINE_TESTS))
+
+test-engines-and-ray:
+	$(PYTEST) -m "not slow" $(ENGINE_TESTS)
+	HOME=$$HOME_ASIDE .venv-oldest/bin/python -m pytest -q -p no:cacheprovider -m "not slow" $(OLDEST_TESTS)
+
+# What `make test` leaves out.
+test-slow: setup
+	@set -e; HOME_ASIDE=$$(mktemp -d); export HOME_ASIDE; trap 'rm -rf "$$HOME_ASIDE"' EXIT; set -x; \
+	$(PYTEST) -m slow $(addprefix --ignore=,$(RAY_TESTS)); \
+	HOME=$$HOME_ASIDE .venv-oldest/bin/python -m pytest -q -p no:cacheprovider -m slow $(RAY_TESTS)
 
 lint: setup
 	$(PYTHON_IN_VENV) -m ruff format --check

@@ -9,7 +9,7 @@ import pytest
 
 from sandbox_gym.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_stays")]
+pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 _TRAINING = """
 import os, threading, torch

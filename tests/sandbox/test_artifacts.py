@@ -148,7 +148,6 @@ def test_a_plotly_figure_without_a_browser_is_json(box: Sandbox) -> None:
     assert shown(box.run_code("fig")) == ["application/vnd.plotly.v1+json"]
 
 
-@pytest.mark.slow
 def test_a_plotly_figure_with_one_is_a_png(box: Sandbox) -> None:
     head = "import plotly.graph_objects as go\n"
     result = box.run_code(head + "go.Figure(go.Scatter(y=[1, 5])).show()", timeout=100)
