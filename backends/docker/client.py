@@ -35,6 +35,7 @@ class DockerBackend:
 
     name = "docker"
     deviations: Sequence[Deviation] = (
+        Deviation("create.mounts_within_mounts", "of two mounts, none may lie within the other"),
         Deviation("limits.disk", "docker bounds disks only on btrfs, zfs, and xfs with project quotas"),
         Deviation("snapshot.saved_and_loaded", "checkpoints stay with their daemon"),
         Deviation("snapshot.budget_is_kept", "each container has its own limits, and all together none"),

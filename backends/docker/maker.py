@@ -24,6 +24,7 @@ from .deaths import Deaths
 from .groups import Groups
 from .keeping import Keeping
 from .limits import Enforced
+from .mounts import writable_mounts
 from .owners import Owner
 from .population import Box, Population, Shot
 from .roots import Root
@@ -125,6 +126,11 @@ class Maker:
             self.checkpoints.start(box.container, checkpoint=checkpointed, timeout=_left(until))
             if shot is not None and checkpointed:
                 changed = changed_variables(shot.network, box.network)
+                wrong = writable_mounts(self.groups(box).pid, box.root.attached)
+                if wrong and self.engine == "criu":
+                    raise SnapshotError(
+                        f"criu has made {', '.join(wrong)} writable in the copy, which was ended"
+                    )
                 if changed:
                     channel.call(Op.ADOPT, {"variables": changed}, timeout=_left(until))
             else:

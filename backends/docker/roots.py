@@ -23,6 +23,7 @@ from sandbox_gym.backends.native.overlay import SUBDIR
 from sandbox_gym.errors import BackendUnavailable
 
 from .daemon import Daemon
+from .mounts import check_apart
 from .owners import CACHE, Owner
 
 
@@ -61,6 +62,7 @@ class Roots:
                 built = rootfs.build(spec, Path(folder) / "root", privileged=False)
                 shutil.rmtree(built.skeleton / SUBDIR / "dev")  # docker has its own
                 attached = [(source, target) for source, target in built.attached if not _is_device(target)]
+                check_apart(attached)
                 image = self._import({}, built.skeleton / SUBDIR, None, deadline)
                 return Root(image, built.python, tuple(built.path), tuple(attached))
             python = rootfs.find_python(spec)
@@ -68,6 +70,7 @@ class Roots:
             ours.mkdir()
             rootfs.furnish(ours, spec.rootfs)
             attached = [(mount.source, mount.target) for mount in spec.mounts]
+            check_apart(attached)
             cached = {CACHE: f"{spec.image}-{_contents(ours)}"} if spec.image is not None else {}
             for found in self._daemon.images(f"{CACHE}={cached[CACHE]}") if cached else ():
                 return Root(found["Id"], python, (), tuple(attached))

@@ -27,6 +27,7 @@ def test_a_cheat_scores_nothing(cheat: Cheat, prepared: Prepare) -> None:
         assert bool(found.flags) == cheat.flagged, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cheat", [cheat for cheat in CHEATS if cheat.fools], ids=lambda cheat: cheat.name)
 def test_it_is_a_real_one(cheat: Cheat, prepared: Prepare) -> None:
     """Where the check runs in the agent's own sandbox, whose repository still has what came later, it is rewarded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from sandbox_gym.backends import lookup
 from sandbox_gym.errors import SandboxError, SandboxTimeout
@@ -108,12 +109,26 @@ def work_folder(subject: Subject) -> None:
 @check("create")
 def mounts_are_read_only(subject: Subject) -> None:
     """Folders and files of mounts= are seen where they are said to be, in copies too, and can't be changed."""
+    folder, file = subject.folder(), subject.folder() / "data"
+    (folder / "data").write_text("given")
+    (folder / "deep").mkdir()
+    file.write_text("given")
+    _only_read(subject, folder, file)
+
+
+@check("create")
+def mounts_within_mounts(subject: Subject) -> None:
+    """The same, where one lies within another."""
     folder = subject.folder()
     (folder / "data").write_text("given")
     (folder / "deep").mkdir()
-    box = subject.create(mounts=[(folder, "/mnt/all"), (folder / "data", "/mnt/one")])
-    (copy,) = subject.fork(box)
-    for sandbox in (box, copy):
+    _only_read(subject, folder, folder / "data")
+
+
+def _only_read(subject: Subject, folder: Path, file: Path) -> None:
+    box = subject.create(mounts=[(folder, "/mnt/all"), (file, "/mnt/one")])
+    copies = subject.fork(box, 2)
+    for sandbox in (box, *copies, *subject.fork(copies[0])):
         expect(sandbox.read_text("/mnt/all/data") + sandbox.read_text("/mnt/one"), "givengiven", "read")
         for command in (
             "echo x > /mnt/all/data",
@@ -122,5 +137,5 @@ def mounts_are_read_only(subject: Subject) -> None:
             "touch /mnt/all/deep/x",
         ):
             assert not sandbox.shell(command).ok, f"{command} was allowed"
-    expect((folder / "data").read_text(), "given", "the host's file")
+    expect((folder / "data").read_text() + file.read_text(), "givengiven", "the host's files")
     assert not any((folder / "deep").iterdir())
