@@ -78,7 +78,9 @@ class SandboxSpec:
     )
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: Sequence[Mount] = ()
-    python_path: Sequence[str] = ()  # folders that go on the guest's sys.path
+    python_path: Sequence[str] | None = (
+        None  # folders that go on the guest's sys.path; None: those of the client's
+    )
     ttl: float | None = None  # seconds of life
     idle_timeout: float | None = None  # seconds without a call
     ephemeral: bool = True

@@ -77,6 +77,7 @@ class Sandbox(GuestCalls):
         network: Allow | None = None,
         env: Mapping[str, str] | None = None,
         mounts: Sequence[Any] = (),
+        python_path: Sequence[str] | None = None,
         ttl: float | None = None,
         idle_timeout: float | None = None,
         ephemeral: bool = True,
@@ -89,8 +90,10 @@ class Sandbox(GuestCalls):
         template: see `Template.start`. `cpus` (default 1.0), `memory` ("1Gi"), `disk` ("2Gi"),
         `pids` (256): limits; None is no limit. `env`: all of the guest's environment that is yours; none of the host's
         goes in. `network`: what it may reach, as `Allow([...])`; None is nothing. `mounts`: host folders to show,
-        read-only: a path, or (source, target). `ttl`, `idle_timeout`: seconds until it ends, and until it stops for
-        want of calls; with `ephemeral=False` an idle one is only put to rest, and wakes at the next call.
+        read-only: a path, or (source, target). `python_path`: folders of this host's that its Python finds packages in
+        (no `image`); None is all of this process's, where it was installed from too. `ttl`, `idle_timeout`: seconds
+        until it ends, and until it stops for want of calls; with `ephemeral=False` an idle one is only put to rest, and
+        wakes at the next call.
 
         Raises:
             BackendUnavailable: this machine lacks something, or a limit that was asked for can't be enforced.
@@ -98,6 +101,10 @@ class Sandbox(GuestCalls):
             SandboxTimeout: it did not start within `timeout` seconds.
         """
         _records.check_network(network)
+        if image is not None and python_path is not None:
+            raise ValueError(
+                "python_path= is of this host's Python, and image= has its own: mount folders (mounts=)"
+            )
         limits = _records.make_limits(cpus, memory, disk, pids)
         _records.check_seconds("timeout", timeout)
         _records.check_seconds("ttl", ttl, optional=True)
@@ -110,7 +117,7 @@ class Sandbox(GuestCalls):
             return image.start(name, backend=backend, **own)
         root = Image.of(image)
         spec = SandboxSpec(
-            *(limits, root.rootfs, {**root.env, **(env or {})}, make_mounts(mounts), ()),
+            *(limits, root.rootfs, {**root.env, **(env or {})}, make_mounts(mounts), python_path),
             *(ttl, idle_timeout, ephemeral, root.digest, root.workdir),
             network=network,
         )

@@ -66,7 +66,7 @@ class DockerBackend:
     def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
         until = time.monotonic() + timeout
         self._tend()
-        if spec.rootfs is None:
+        if spec.rootfs is None and spec.python_path is None:
             spec = dataclasses.replace(spec, python_path=python_path())
         with self._population.room([name]):
             root = self._roots.get(spec, until)

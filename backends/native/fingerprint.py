@@ -65,7 +65,9 @@ def lacks(facts_there: Mapping[str, Any], spec: SandboxSpec) -> list[str]:
     if spec.rootfs is None:
         found += _other_python(there["python"], here["python"])
         found += [
-            f"{path}, of its sys.path, is not here" for path in spec.python_path if not os.path.isdir(path)
+            f"{path}, of its sys.path, is not here"
+            for path in spec.python_path or ()
+            if not os.path.isdir(path)
         ]
     elif spec.image is not None and not os.path.isdir(spec.rootfs):
         found.append(

@@ -135,11 +135,11 @@ def build(spec: SandboxSpec, folder: Path, privileged: bool) -> Rootfs:
 
 
 def _host(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) -> Rootfs:
-    rootfs = Rootfs(_interpreter(), list(spec.python_path), folder, "/" if privileged else None)
+    rootfs = Rootfs(_interpreter(), list(spec.python_path or ()), folder, "/" if privileged else None)
     device = os.stat("/").st_dev
     for path in (*_SYSTEM, *_CONFIG_FOLDERS):
         _show(path, root, rootfs, device, privileged)
-    for path in python_folders(spec.python_path):
+    for path in python_folders(spec.python_path or ()):
         _show(path, root, rootfs, device, privileged)
     return rootfs
 

@@ -149,7 +149,7 @@ class Supervised:
     # ---- of a Backend ---------------------------------------------------------------------------------------------
 
     def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
-        if spec.rootfs is None:
+        if spec.rootfs is None and spec.python_path is None:
             spec = dataclasses.replace(spec, python_path=python_path())
         request = {"op": "create", "spec": protocol.spec_to_json(spec), "name": name, "timeout": timeout}
         request["budgeted"] = True

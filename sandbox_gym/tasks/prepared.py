@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sysconfig
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -99,7 +100,11 @@ def _create(task: Task, backend: str) -> Sandbox:
     image: Any = _image(task.image)
     if task.template is not None:
         image = Template.get(task.template)
-    return Sandbox.create(backend=backend, image=image, network=rules, **limits)
+    # A project that is installed in place may have the task in it, with all that is hidden.
+    packages = (
+        None if image is not None else sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    )
+    return Sandbox.create(backend=backend, image=image, network=rules, python_path=packages, **limits)
 
 
 def _image(image: str | None) -> Image | str | None:

@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import json
 import os
+import pwd
 import secrets
 import socket
 import subprocess
@@ -78,7 +79,7 @@ def planted() -> Iterator[Planted]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sandbox-gym-probe-")))
         secret = secrets.token_hex(16)
-        at_home = Path.home() / f".sandbox-gym-probe-{secrets.token_hex(4)}"
+        at_home = Path(pwd.getpwuid(os.getuid()).pw_dir) / f".sandbox-gym-probe-{secrets.token_hex(4)}"
         for path in (folder / "secret", at_home):
             path.write_text(secret)
         stack.callback(at_home.unlink)

@@ -100,7 +100,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     request.getfixturevalue("daemon")
     there = backend()._daemon
     before, descriptors = held(there), len(os.listdir("/proc/self/fd"))
+    boxes = Sandbox.list()
     yield
+    assert Sandbox.list() == boxes
     if not backend().alive() or backend()._daemon is not there:
         end_backends()
         return
