@@ -127,7 +127,7 @@ def test_lower_layers_are_merged_on_the_way_to_a_rebase(box: Sandbox) -> None:
         assert box.run_code(_CHANGE).ok
         levels.append(box.snapshot())
         if i % 29 == 20:  # the merge has begun some levels above
-            eventually(lambda: not jobs())
+            eventually(lambda: not jobs(), 60.0)
     assert _layers(box) < 12  # of 65
     for level in (0, 13, 28, 29, 43, 57, 58, 64):
         with Sandbox.restore(levels[level]) as copy:
