@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import random
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _ARITHMETIC: dict[type[ast.AST], tuple[str, str]] = {
 }
 _OF_TYPES = {"isinstance", "issubclass", "getattr", "setattr", "hasattr", "super", "cast"}
 # Messages of errors; f-strings, in which positions are wrong before Python 3.12.
+# Python 3.11 counts the depth of all threads together, and takes their difference for an error of its own.
+_one_at_a_time = threading.Lock()
 _LEFT_ALONE = (ast.Raise, ast.Assert, ast.ExceptHandler, ast.JoinedStr)
 _SKIPPED_FUNCTIONS = {"__repr__", "__str__", "main", "_main"}
 
@@ -65,16 +68,21 @@ class Edit:
 def edits(path: str, source: str) -> list[Edit]:
     """Every edit known for a file, in its order. Some may not compile, or change nothing: see `changes`."""
     finder = _Finder(path, source)
-    finder.visit(ast.parse(source))
+    finder.visit(_parsed(source))
     return sorted(set(finder.found), key=lambda edit: (edit.start, edit.end, edit.new))
 
 
 def changes(edit: Edit, source: str) -> bool:
     """Whether it makes a program that compiles, and is another."""
     try:
-        return ast.dump(ast.parse(edit.apply(source))) != ast.dump(ast.parse(source))
+        return ast.dump(_parsed(edit.apply(source))) != ast.dump(_parsed(source))
     except SyntaxError:
         return False
+
+
+def _parsed(source: str) -> ast.Module:
+    with _one_at_a_time:
+        return ast.parse(source)
 
 
 def shuffled(candidates: Sequence[Edit], rng: random.Random) -> list[Edit]:

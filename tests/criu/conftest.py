@@ -98,14 +98,16 @@ def runs_of_criu(pid: int) -> list[int]:
 
 
 def jobs() -> set[int]:
-    """What the supervisor has started beside sandboxes: of its own process namespace, each leads a session."""
+    """What the supervisor has started beside sandboxes: of its own process namespace, each leads a session. Not the
+    network's proxy, which is nobody's and stays.
+    """
     found = set()
     for process in descendants(supervisor()):
         with contextlib.suppress(OSError):
-            depth = len(
-                Path(f"/proc/{process}/status").read_text().split("NSpid:")[1].splitlines()[0].split()
-            )
+            status = Path(f"/proc/{process}/status").read_text()
+            depth = len(status.split("NSpid:")[1].splitlines()[0].split())
+            nobody = status.split("Uid:")[1].split()[0] == "65534"
             state, _, _, session = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:4]
-            if depth == 2 and int(session) == process and state != "Z":
+            if depth == 2 and int(session) == process and state != "Z" and not nobody:
                 found.add(process)
     return found

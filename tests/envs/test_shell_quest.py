@@ -109,7 +109,7 @@ def test_neither_check_nor_answer_is_in_the_sandbox(shared: ShellQuestEnv) -> No
     total = sum(
         int(line.split(",")[2]) for line in shared.sandbox.read_text(f"{FOLDER}/sales.csv").split()[1:]
     )
-    found = shared.sandbox.shell(f"grep -rlw {total} /workspace /root /run /var 2>/dev/null")
+    found = shared.sandbox.shell(f"grep -rlw {total} /workspace /run /var 2>/dev/null")
     assert found.stdout == ""
     assert shared.step(f"echo {total} > answer")[1] == pytest.approx(1 / 3)
     assert shared.step("echo 0 > answer")[1] == pytest.approx(-1 / 3)

@@ -8,6 +8,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -353,15 +354,17 @@ def test_guest_root_is_nobody_on_the_host(box: Sandbox) -> None:
     box.shell("sleep 60 &")
     pid = next(row["pid"] for row in box._backend.list() if row["id"] == box.id)
     assert pid
-    users = set()
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit() and Path(f"/proc/{entry}/comm").read_text() == "sleep\n":
-                status = Path(f"/proc/{entry}/status").read_text()
-                if "NSpid" in status and len(status.split("NSpid:")[1].split("\n")[0].split()) > 2:
-                    users.add(status.split("Uid:")[1].split()[0])
-        except OSError:
-            continue
+    users: set[str] = set()
+    deadline = time.monotonic() + 10
+    while not users and time.monotonic() < deadline:  # the shell's child may not have become the program yet
+        for entry in os.listdir("/proc"):
+            try:
+                if entry.isdigit() and Path(f"/proc/{entry}/comm").read_text() == "sleep\n":
+                    status = Path(f"/proc/{entry}/status").read_text()
+                    if "NSpid" in status and len(status.split("NSpid:")[1].split("\n")[0].split()) > 2:
+                        users.add(status.split("Uid:")[1].split()[0])
+            except OSError:
+                continue
     assert users and "0" not in users
     assert box.shell("id -u; cat /proc/self/uid_map").stdout.split()[0] == "0"
     assert "NoNewPrivs:\t1" in box.read_text("/proc/self/status")
