@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .proxy import Box, Door
 
 _BLOCK = 64 << 10  # bytes in one direction at a time
-_PIPE = 256 << 10  # the same, where nothing is looked at any more
+_PIPE = 1 << 20  # the same, where nothing is looked at any more
 _MOVE, _NONBLOCK = 1, 2  # SPLICE_F_
 _BEGINNING = 20.0  # seconds until it is known where it goes
 _REACHING = 20.0  # to look up a name and to connect
