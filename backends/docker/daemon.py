@@ -45,8 +45,13 @@ class Daemon:
                 "unset it, or set it to unix:///var/run/docker.sock"
             )
         try:
+            with socket.socket(
+                socket.AF_UNIX
+            ) as sock:  # one of the package's that finds nobody stays open for a while
+                sock.settimeout(_ANSWER)
+                sock.connect(self.url.removeprefix("unix://"))
             self._api = docker.APIClient(base_url=self.url, version="auto", timeout=_ANSWER, num_pools=_POOLS)
-        except (docker.errors.DockerException, requests.RequestException) as error:
+        except (OSError, docker.errors.DockerException, requests.RequestException) as error:
             raise BackendUnavailable(
                 f"no docker daemon answers at {self.url} ({error}): {START_IT}"
             ) from None
