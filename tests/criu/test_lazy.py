@@ -270,8 +270,9 @@ def wait_for_word():
 waiting = started(wait_for_word)
 def state(pid): return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
 """
+    # So far apart that no two wait at once, which the kernel would make one.
     code = """
-sender = subprocess.Popen(["sh", "-c", f"for i in 1 2 3 4 5 6 7 8; do kill -USR1 {os.getpid()}; sleep 0.02; done"])
+sender = subprocess.Popen(["sh", "-c", f"for i in 1 2 3 4 5 6 7 8; do kill -USR1 {os.getpid()}; sleep 0.1; done"])
 child = os.fork()
 if child == 0: os._exit(bool(wrong(big, 0, range(PAGES))))
 os.write(w, b"word")
