@@ -14,7 +14,7 @@ from sandbox_gym.sandbox import Sandbox
 MEGABYTES = 128
 _BAR, _OF_FLOOR = (
     0.5,
-    0.9,
+    0.75,
 )  # of direct throughput; of what the least relay in between passes, where that is less
 # A process of its own: in this one it would share the interpreter's lock with whatever is measured.
 SERVER = """

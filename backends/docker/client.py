@@ -26,7 +26,8 @@ from .owners import Owner
 from .population import Population
 from .roots import Roots
 
-_MOST_AT_ONCE = 2 * (os.cpu_count() or 1)  # copies in the making, each of which works more than it waits
+# Copies in the making. On two cores 8 at once take 1.35 s, 4 at a time 1.47, 2 at a time 1.7.
+_MOST_AT_ONCE = max(8, 2 * (os.cpu_count() or 1))
 _LAYERS = 120  # of an image, at most: docker takes 125
 
 
