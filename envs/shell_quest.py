@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +14,7 @@ from gymnasium import spaces
 
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym._text import show
-from sandbox_gym.branching import BranchableEnv
+from sandbox_gym.acting import ActingEnv
 from sandbox_gym.envs import shell_quest_kinds, shell_quest_texts
 from sandbox_gym.envs.shell_quest_files import Files, fingerprint, look, put
 from sandbox_gym.envs.shell_quest_making import MENU_SIZE, Quest, with_menu
@@ -25,7 +24,7 @@ from sandbox_gym.guest.encoded import TEXT_SIZE, write_text
 from sandbox_gym.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from sandbox_gym.branch_model import BranchModel
+    pass
 
 FOLDER = "/workspace/quest"
 KINDS: dict[str, Callable[[random.Random], Quest]] = {
@@ -67,10 +66,7 @@ class _Episode:
     over: bool = False
 
 
-_episodes: weakref.WeakKeyDictionary[Snapshot, _Episode] = weakref.WeakKeyDictionary()
-
-
-class ShellQuestEnv(BranchableEnv):
+class ShellQuestEnv(ActingEnv):
     """A folder of files, and something to be done there with a shell: found, counted, repaired, renamed, restored.
 
     `actions="text"`: an action is a command line, the observation what it said (after a reset, what is to be done).
@@ -119,7 +115,7 @@ class ShellQuestEnv(BranchableEnv):
         self._max_steps = max_steps
         self._max_output = max_output
         self._step_timeout = step_timeout
-        self._episode: _Episode | None = None
+        self._moment: _Episode | None = None
         box = Sandbox.create(**limits)
         try:
             self._open(box)
@@ -161,7 +157,7 @@ class ShellQuestEnv(BranchableEnv):
             "listing": _listing(files),
             "state": fingerprint(files),
         }
-        self._episode = replace(episode, steps=steps, progress=progress, over=solved or truncated, **seen)
+        self._moment = replace(episode, steps=steps, progress=progress, over=solved or truncated, **seen)
         info = {"ok": result.ok, "exit_code": result.exit_code, "timed_out": result.timed_out}
         return (
             self.observation(),
@@ -172,7 +168,6 @@ class ShellQuestEnv(BranchableEnv):
         )
 
     def observation(self) -> Any:
-        """The last one, again."""
         episode = self._now()
         if not self._menu:
             return episode.output
@@ -199,38 +194,11 @@ class ShellQuestEnv(BranchableEnv):
             return draw_quest(episode.quest, episode.command, said, episode.progress)
         return None
 
-    def snapshot(self, label: str | None = None) -> Snapshot:
-        snapshot = super().snapshot(label)
-        _episodes[snapshot] = self._now()
-        return snapshot
-
-    def freeze(self) -> Snapshot:
-        """The environment itself becomes the snapshot: costs nothing, and it is over. For search."""
-        snapshot = self.sandbox.freeze()
-        snapshot.kind = self._kind
-        _episodes[snapshot] = self._now()
-        return snapshot
-
-    def search_model(self) -> BranchModel:
-        """This environment as `sandbox_gym.search` sees it. Raises TypeError where actions are text, ResetNeeded where
-        no episode is under way.
-        """
-        from sandbox_gym.branch_model import BranchModel
-
-        model = BranchModel(self)
-        if self._now().over:
-            raise gymnasium.error.ResetNeeded(
-                "the episode is over, and there is nothing to search: env.reset()"
-            )
-        return model
-
     def _begin(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         unknown = set(options or ()) - {"kind"}
         if unknown:
             raise ValueError(f"the options known are 'kind', 'snapshot' and 'rng', not {sorted(unknown)}")
-        if seed is None:
-            seed = int(self.np_random.integers(2**31))
-        quest = make_quest(seed, (options or {}).get("kind", self._kind_wanted))
+        quest = make_quest(self._seed_of(seed), (options or {}).get("kind", self._kind_wanted))
         box = self._rewind_to_start()
         put(box, FOLDER, quest.files)
         if quest.setup:
@@ -240,23 +208,27 @@ class ShellQuestEnv(BranchableEnv):
                 raise SandboxError(f"sandbox {box.name}: quest {quest.kind} could not be set up:\n{told}")
         files = look(box, FOLDER)
         said = "" if self._menu else quest.prompt
-        self._episode = _Episode(quest, "", said, _listing(files), fingerprint(files))
+        self._moment = _Episode(quest, "", said, _listing(files), fingerprint(files))
         return self.observation(), self._info()
+
+    @property
+    def _over(self) -> bool:
+        return self._now().over
 
     @property
     def _kind(self) -> str:
         return f"shell quest, {'menu' if self._menu else 'text'}, {self._max_steps} steps"
 
     def _recall(self, snapshot: Snapshot) -> tuple[Any, dict[str, Any]]:
-        if snapshot not in _episodes:
+        self._moment = self._remembered(snapshot)
+        if self._moment is None:
             raise gymnasium.error.ResetNeeded(f"{snapshot!r} is of no episode: env.reset()")
-        self._episode = _episodes[snapshot]
         return self.observation(), self._info()
 
     def _now(self) -> _Episode:
-        if self._episode is None:
+        if self._moment is None:
             raise gymnasium.error.ResetNeeded("no episode has begun: env.reset()")
-        return self._episode
+        return self._moment
 
     def _info(self) -> dict[str, Any]:
         episode = self._now()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -13,7 +12,8 @@ import numpy as np
 from gymnasium import spaces
 
 from sandbox_gym._snapshot import Snapshot
-from sandbox_gym.branching import BranchableEnv, Pristine
+from sandbox_gym.acting import ActingEnv
+from sandbox_gym.branching import Pristine
 from sandbox_gym.envs.terminal import AnyText
 from sandbox_gym.errors import TaskError
 from sandbox_gym.guest.encoded import TEXT_SIZE, write_text
@@ -34,10 +34,7 @@ class _Moment:
     over: bool = True
 
 
-_moments: weakref.WeakKeyDictionary[Snapshot, _Moment] = weakref.WeakKeyDictionary()
-
-
-class TaskEnv(BranchableEnv):
+class TaskEnv(ActingEnv):
     """A `Task` to solve: a record, a mapping of one's fields, or a path that `tasks.datasets.load` finds one task at.
 
     An action is text: `{"tool": "edit", "path": "a.py", "old": "1", "new": "2"}` (see `tasks.actions.TOOLS`), "submit",
@@ -52,6 +49,7 @@ class TaskEnv(BranchableEnv):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
+    _moment: _Moment
 
     def __init__(
         self,
@@ -131,26 +129,26 @@ class TaskEnv(BranchableEnv):
         """The last observation, where render_mode is "ansi"."""
         return self._moment.observation if self.render_mode == "ansi" else None
 
-    def snapshot(self, label: str | None = None) -> Snapshot:
-        snapshot = super().snapshot(label)
-        _moments[snapshot] = self._moment
-        return snapshot
-
     def _begin(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         if options:
             raise ValueError(f"the options known are 'snapshot' and 'rng', not {sorted(options)}")
-        if seed is None:
-            seed = int(self.np_random.integers(2**31))
-        self._rewind_to_start()._reseed(seed)
+        self._rewind_to_start()._reseed(self._seed_of(seed))
         self._moment = _Moment(shorten(self.task.prompt, self._max_output), {"task": self.task.id}, 0, False)
         return self._seen()
+
+    def observation(self) -> Any:
+        return self._seen()[0]
+
+    @property
+    def _over(self) -> bool:
+        return self._moment.over
 
     @property
     def _kind(self) -> str:
         return f"task {self.task.digest}"
 
     def _recall(self, snapshot: Snapshot) -> tuple[Any, dict[str, Any]]:
-        self._moment = _moments.get(snapshot, _Moment(over=False))
+        self._moment = self._remembered(snapshot) or _Moment(over=False)
         return self._seen()
 
     def _seen(self) -> tuple[Any, dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,8 +11,8 @@ from gymnasium import spaces
 
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym._text import show
+from sandbox_gym.acting import ActingEnv
 from sandbox_gym.api import CodeResult, ExecResult
-from sandbox_gym.branching import BranchableEnv
 from sandbox_gym.errors import SandboxError, SandboxTimeout
 from sandbox_gym.hosting import Step
 from sandbox_gym.sandbox import Sandbox
@@ -41,7 +40,7 @@ class AnyText(spaces.Text):
         return f"AnyText({self.max_length})"
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Moment:
     """All of an episode's state that is not in the sandbox."""
 
@@ -51,10 +50,7 @@ class _Moment:
     begun: bool = False
 
 
-_moments: weakref.WeakKeyDictionary[Snapshot, _Moment] = weakref.WeakKeyDictionary()
-
-
-class TerminalEnv(BranchableEnv):
+class TerminalEnv(ActingEnv):
     """A sandbox to act in: `language="python"` runs an action as a cell of an interpreter whose names live on,
     "shell" as a command line.
 
@@ -71,6 +67,7 @@ class TerminalEnv(BranchableEnv):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
+    _moment: _Moment
 
     def __init__(
         self,
@@ -158,26 +155,22 @@ class TerminalEnv(BranchableEnv):
         """The last observation, where render_mode is "ansi"."""
         return self._moment.observation if self.render_mode == "ansi" else None
 
-    def snapshot(self, label: str | None = None) -> Snapshot:
-        snapshot = super().snapshot(label)
-        _moments[snapshot] = self._moment
-        return snapshot
-
     def _begin(self, seed: int | None, options: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:
         if options:
             raise ValueError(f"the options known are 'snapshot' and 'rng', not {sorted(options)}")
-        if seed is None:
-            seed = int(self.np_random.integers(2**31))
-        self._rewind_to_start()._reseed(seed)
+        self._rewind_to_start()._reseed(self._seed_of(seed))
         self._moment = _Moment(begun=True)
         return "", {}
+
+    def observation(self) -> str:
+        return self._moment.observation
 
     @property
     def _kind(self) -> str:
         return f"{self._language} terminal"
 
     def _recall(self, snapshot: Snapshot) -> tuple[str, dict[str, Any]]:
-        self._moment = _moments.get(snapshot, _Moment(begun=True))
+        self._moment = self._remembered(snapshot) or _Moment(begun=True)
         return self._moment.observation, dict(self._moment.info)
 
     def _run(self, box: Sandbox, text: str, timeout: float) -> CodeResult | ExecResult:

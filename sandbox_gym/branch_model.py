@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
 
 from sandbox_gym._snapshot import Snapshot
-from sandbox_gym.branching import BranchableEnv
+from sandbox_gym.acting import ActingEnv
 from sandbox_gym.sandbox import Sandbox
 from sandbox_gym.search.model import Playout, Transition
 
 _ANY_DEPTH = 1_000_000
-
-
-class Freezable(Protocol):
-    """A BranchableEnv that can become a snapshot, what it knows of its episode included."""
-
-    def freeze(self) -> Snapshot:
-        """The environment itself becomes the snapshot, and is over; `restore` of another of its kind takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +29,15 @@ class Moment:
 
 
 class BranchModel:
-    """Searches from where `env` stands now, which goes on. It is a BranchableEnv with `freeze`, and Discrete actions.
+    """Searches from where `env` stands now, which goes on. It is an ActingEnv with Discrete actions.
 
     `root` raises gymnasium.error.ResetNeeded where no episode has begun, or it is over; the constructor TypeError.
     """
 
     def __init__(self, env: Any) -> None:
         space = env.action_space
-        if not isinstance(space, gymnasium.spaces.Discrete) or not isinstance(env, BranchableEnv):
-            raise TypeError(
-                f"search needs a branchable environment with a Discrete action space, not {env}, {space}"
-            )
+        if not isinstance(space, gymnasium.spaces.Discrete) or not isinstance(env, ActingEnv):
+            raise TypeError(f"search needs an environment with a Discrete action space, not {env}, {space}")
         self.num_actions = int(space.n)
         self._first = int(space.start)
         self._env: Any = env

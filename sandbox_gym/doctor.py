@@ -130,9 +130,10 @@ def _shared_memory() -> Check:
 
 def _criu() -> Check:
     from sandbox_gym.backends.native import criu
+    from sandbox_gym.backends.shared import programs
 
     found = criu.look()
-    if isinstance(found, criu.Lack):
+    if isinstance(found, programs.Lack):
         return Check("criu", "missing", f"{found.why}; {_FORKS_ONLY}", found.remedy)
     complaint = criu.complaint(found)
     if complaint:

@@ -177,8 +177,9 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
     def render(self) -> tuple[Any, ...]:
         """A frame of each lane."""
         frames = self._lanes.call(self._all, Op.RENDER, None, self._lanes.step_timeout)
-        for box, frame in zip(self._lanes.boxes(self._all), frames):
-            _audit.drawn(box, frame)
+        for lane, frame in enumerate(frames):
+            for box in self._lanes.boxes([lane]):  # a lane that has failed has none
+                _audit.drawn(box, frame)
         return tuple(frames)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:

@@ -12,13 +12,9 @@ build_packages=(build-essential pkg-config protobuf-c-compiler protobuf-compiler
   libprotobuf-dev libnl-3-dev libcap-dev libnet1-dev libbsd-dev libnftables-dev libgnutls28-dev uuid-dev
   python3-minimal)
 
-say() { printf '%s\n' "$*" >&2; }
-
-fail() {
-  [ ! -s "${work:-}/log" ] || tail -n 15 "$work/log" >&2
-  say "install-criu: $*"
-  exit 1
-}
+program=criu
+# shellcheck source=scripts/debian.sh
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/debian.sh"
 
 is_fit() { # a version
   [[ $1 == [0-9]* ]] && [ "$(printf '%s\n' "$oldest" "$1" | sort -V | head -n 1)" = "$oldest" ]
@@ -26,23 +22,11 @@ is_fit() { # a version
 
 version_of() { timeout 10 "$1" --version 2>/dev/null </dev/null | sed -n 's/^Version: *//p'; }
 
-has_fit_criu() { # the places where backends/native/criu.py looks
-  local folder folders
-  IFS=: read -ra folders <<<"$PATH:/usr/local/sbin:/usr/sbin:/sbin"
-  for folder in "${folders[@]}"; do
-    [ ! -x "$folder/criu" ] || ! is_fit "$(version_of "$folder/criu")" || return 0
-  done
-  return 1
-}
+is_fit_criu() { is_fit "$(version_of "$1")"; }
+
+has_fit_criu() { is_anywhere is_fit_criu; } # where backends/native/criu.py looks
 
 # ---- packages ------------------------------------------------------------------------------------------------------
-
-logged() { "$@" >>"$work/log" 2>&1 </dev/null; }
-
-apt() { # waits for another apt to end, not for a server that does not answer
-  logged env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 -o Acquire::Retries=2 \
-    -o Acquire::http::Timeout=30 -o Acquire::https::Timeout=30 "$@"
-}
 
 update_once() {
   [ -z "${updated:-}" ] || return 0
@@ -62,40 +46,10 @@ candidate() { # the version that apt would install, or "(none)"
 
 # ---- from source ---------------------------------------------------------------------------------------------------
 
-debian_entries() { # prints FILE:LINE of each entry of apt's configuration that is Debian's own archive
-  # shellcheck disable=SC2016
-  apt-get indextargets --format '$(SOURCESENTRY)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' \
-    'Component: main' | sort -u
-}
-
-# FILE:LINE of an entry, and a suite: prints the entry for that suite's sources. All else stays: address, keys, options.
-sources_of() {
-  local file=${1%:*} line=${1##*:}
-  if [[ $file == *.sources ]]; then
-    awk -v line="$line" -v suite="$2" '
-      NF == 0 { if (stanza && NR > line) exit; stanza = ""; next }
-      /^#/ { next }
-      /^[^ \t]/ { dropped = tolower($0) ~ /^(types|suites|components|architectures|enabled)[ \t]*:/ }
-      !dropped { stanza = stanza $0 "\n" }
-      END { printf "Types: deb-src\nSuites: %s\nComponents: main\n%s", suite, stanza }' "$file"
-  else
-    sed -nE "${line}s/^ *deb(-src)?[ \t]+(\[[^]]*\][ \t]+)?([^ \t]+).*/deb-src \2\3 $2 main/p" "$file"
-  fi
-}
-
-# Into $work/source. apt gets lists of its own: the machine's stay as they are, and no package comes from another suite.
-fetch_source() { # FILE:LINE, suite
-  local state="$work/apt-$2" list=${1%:*}
-  mkdir -p "$state/lists" # apt removes what it does not know from it
-  list="$state/newer.${list##*.}" # apt tells the two formats apart by this ending
-  sources_of "$1" "$2" >"$list"
-  local private=(-o Dir::Etc::sourcelist="$list" -o Dir::Etc::sourceparts=/dev/null
-    -o Dir::State::lists="$state/lists" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache=
-    -o APT::Sandbox::User=root -o Acquire::Check-Valid-Until=false) # a mirror may be frozen at a date
-  apt update "${private[@]}" || return 1
-  (cd "$state" && apt source --tar-only "${private[@]}" criu) || return 1
+fetch_source() { # FILE:LINE, suite: into $work/source
+  fetch_from "$1" "$2" deb-src source --tar-only criu || return 1
   mkdir -p "$work/source"
-  logged tar -xf "$state"/criu_*.orig.tar.* -C "$work/source" --strip-components=1
+  logged tar -xf "$fetched"/criu_*.orig.tar.* -C "$work/source" --strip-components=1
 }
 
 mend() { # a criu without the patches works too, but then some processes are refused

@@ -7,13 +7,9 @@ oldest=20240101 # Debian 12's own, of 2022, loses a container that it checkpoint
 target=/usr/local/sbin/runsc
 suites=(trixie bookworm-backports) # both have that of July 2024; sid's panics
 
-say() { printf '%s\n' "$*" >&2; }
-
-fail() {
-  [ ! -s "${work:-}/log" ] || tail -n 15 "$work/log" >&2
-  say "install-runsc: $*"
-  exit 1
-}
+program=runsc
+# shellcheck source=scripts/debian.sh
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/debian.sh"
 
 is_fit() { # a program; its version is a date: "0.0~20240729.0", "release-20240729.0"
   local date
@@ -21,55 +17,11 @@ is_fit() { # a program; its version is a date: "0.0~20240729.0", "release-202407
   [ "${date:-0}" -ge "$oldest" ]
 }
 
-has_fit_runsc() { # the places where backends/gvisor/runsc.py looks
-  local folder folders
-  IFS=: read -ra folders <<<"$PATH:/usr/local/sbin:/usr/sbin:/sbin"
-  for folder in "${folders[@]}"; do
-    [ ! -x "$folder/runsc" ] || ! is_fit "$folder/runsc" || return 0
-  done
-  return 1
-}
+has_fit_runsc() { is_anywhere is_fit; } # where backends/gvisor/runsc.py looks
 
-logged() { "$@" >>"$work/log" 2>&1 </dev/null; }
-
-apt() { # waits for another apt to end, not for a server that does not answer
-  logged env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 -o Acquire::Retries=2 \
-    -o Acquire::http::Timeout=30 -o Acquire::https::Timeout=30 "$@"
-}
-
-debian_entries() { # prints FILE:LINE of each entry of apt's configuration that is Debian's own archive
-  # shellcheck disable=SC2016
-  apt-get indextargets --format '$(SOURCESENTRY)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' \
-    'Component: main' | sort -u
-}
-
-# FILE:LINE of an entry, and a suite: prints the entry for that suite's packages. All else stays: address, keys, options.
-packages_of() {
-  local file=${1%:*} line=${1##*:}
-  if [[ $file == *.sources ]]; then
-    awk -v line="$line" -v suite="$2" '
-      NF == 0 { if (stanza && NR > line) exit; stanza = ""; next }
-      /^#/ { next }
-      /^[^ \t]/ { dropped = tolower($0) ~ /^(types|suites|components|enabled)[ \t]*:/ }
-      !dropped { stanza = stanza $0 "\n" }
-      END { printf "Types: deb\nSuites: %s\nComponents: main\n%s", suite, stanza }' "$file"
-  else
-    sed -nE "${line}s/^ *deb(-src)?[ \t]+(\[[^]]*\][ \t]+)?([^ \t]+).*/deb \2\3 $2 main/p" "$file"
-  fi
-}
-
-# Into $work. apt gets lists of its own: the machine's stay as they are, and no package comes from another suite.
-fetch_package() { # FILE:LINE, suite
-  local state="$work/apt-$2" list=${1%:*}
-  mkdir -p "$state/lists" # apt removes what it does not know from it
-  list="$state/newer.${list##*.}" # apt tells the two formats apart by this ending
-  packages_of "$1" "$2" >"$list"
-  local private=(-o Dir::Etc::sourcelist="$list" -o Dir::Etc::sourceparts=/dev/null
-    -o Dir::State::lists="$state/lists" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache=
-    -o APT::Sandbox::User=root -o Acquire::Check-Valid-Until=false) # a mirror may be frozen at a date
-  apt update "${private[@]}" || return 1
-  (cd "$state" && apt download "${private[@]}" runsc) || return 1
-  mv "$state"/runsc_*.deb "$work/runsc.deb"
+fetch_package() { # FILE:LINE, suite: into $work
+  fetch_from "$1" "$2" deb download runsc || return 1
+  mv "$fetched"/runsc_*.deb "$work/runsc.deb"
 }
 
 unpack() {

@@ -44,6 +44,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "tasks": {"tasks"},
     "environments": {
+        "acting",
         "_exchange",
         "_lanes",
         "_spares",

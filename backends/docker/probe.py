@@ -7,6 +7,7 @@ import os
 import shutil
 
 from sandbox_gym.backends.native import criu
+from sandbox_gym.backends.shared import programs
 from sandbox_gym.checks import Check
 from sandbox_gym.errors import SandboxError
 
@@ -42,7 +43,7 @@ def check() -> Check:
     lacks = []
     if not info["ExperimentalBuild"]:
         lacks.append("it takes no checkpoints")
-    if isinstance(criu.look(), criu.Lack):
+    if isinstance(criu.look(), programs.Lack):
         lacks.append("there is no criu for them")
     if os.geteuid() != 0:
         lacks.append("copies of checkpoints, and network rules, are root's")

@@ -6,6 +6,7 @@ import time
 import warnings
 
 from sandbox_gym.api import SandboxSpec
+from sandbox_gym.backends.shared import programs
 from sandbox_gym.channel import GuestError
 from sandbox_gym.checks import Check
 from sandbox_gym.errors import SandboxError
@@ -21,7 +22,7 @@ _NAME = "gvisor"
 def check() -> Check:
     """Leaves nothing."""
     found = runsc.look()
-    if isinstance(found, runsc.Lack):
+    if isinstance(found, programs.Lack):
         return Check(_NAME, "missing", f"{found.why}; hostile code is safest there", found.remedy)
     try:
         made, answered, answer = _try()

@@ -11,17 +11,13 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 from sandbox_gym import errors
+from sandbox_gym.backends.shared import programs
+from sandbox_gym.backends.shared.programs import Lack
 
 _OLDEST = (4, 1)
-_SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-_SECONDS = 10  # for `criu --version`, which takes 20 ms
-_FIRST_USER_NAMESPACE = 0xEFFFFFFD  # its inode: PROC_USER_INIT_INO
-_INSTALLER = (
-    Path(__file__).resolve().parents[2] / "scripts/install-criu.sh"
-)  # in a checkout of the repository
+_VERSION = r"^Version: *(\d[\w.-]*)"  # such as 4.2.1-sandbox-gym
 
 
 @dataclass(frozen=True)
@@ -34,14 +30,6 @@ class Criu:
 
     def __str__(self) -> str:
         return f"{self.path} {_dotted(self.version)}"
-
-
-@dataclass(frozen=True)
-class Lack:
-    """Why there is no criu to use, and what mends it."""
-
-    why: str
-    remedy: str
 
 
 @functools.cache  # a failure is not kept: criu may be installed meanwhile
@@ -59,17 +47,17 @@ def find() -> Criu:
 
 def installed() -> bool:
     """Whether there seems to be one, without asking it for its version."""
-    return _is_root() and bool(os.environ.get("SANDBOX_GYM_CRIU") or _candidates())
+    return programs.is_root() and bool(os.environ.get("SANDBOX_GYM_CRIU") or programs.candidates("criu"))
 
 
 def look() -> Criu | Lack:
     """The same, looked up each time."""
-    if not _is_root():
+    if not programs.is_root():
         return Lack("criu works for root only, and here an ordinary user makes the sandboxes", "run as root")
     chosen = os.environ.get("SANDBOX_GYM_CRIU")
     unfit = []
-    for path in [chosen] if chosen else _candidates():
-        stated = _stated_version(path)
+    for path in [chosen] if chosen else programs.candidates("criu"):
+        stated = programs.stated(path, _VERSION)
         version = tuple(map(int, re.findall(r"\d+", stated.split("-")[0])))
         if version >= _OLDEST:
             return Criu(path, version, mended=stated.endswith("-sandbox-gym"))
@@ -101,37 +89,12 @@ def complaint(criu: Criu) -> str:
     return wrong[0] if wrong else f"it ended with {result.returncode}"
 
 
-def _is_root() -> bool:
-    """An ordinary user's supervisor has user id 0 too, in a user namespace of its own."""
-    return os.geteuid() == 0 and os.stat("/proc/self/ns/user").st_ino == _FIRST_USER_NAMESPACE
-
-
-def _candidates() -> list[str]:
-    folders = [*os.environ.get("PATH", os.defpath).split(":"), *_SYSTEM_FOLDERS]
-    # Absolute ones only: the supervisor and its jobs stand in other folders than the client.
-    found = [f"{folder}/criu" for folder in dict.fromkeys(folders) if folder.startswith("/")]
-    return [path for path in found if os.access(path, os.X_OK)]
-
-
-def _stated_version(path: str) -> str:
-    """Such as "4.2.1-sandbox-gym"; "" where it can't be run, or prints none."""
-    try:
-        result = subprocess.run(
-            [path, "--version"], check=True, capture_output=True, timeout=_SECONDS, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    stated = re.search(rb"^Version: *(\d[\w.-]*)", result.stdout, re.MULTILINE)
-    return stated[1].decode() if stated else ""
-
-
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
 def _install() -> str:
-    if _INSTALLER.exists():
-        return str(_INSTALLER)
-    return (
-        "apt-get install -y criu (Debian 13 has 4.1), or scripts/install-criu.sh of sandbox-gym's repository"
+    return str(
+        programs.installer("install-criu.sh")
+        or "apt-get install -y criu (Debian 13 has 4.1), or scripts/install-criu.sh of sandbox-gym's repository"
     )

@@ -14,6 +14,7 @@ import pytest
 
 from sandbox_gym import doctor
 from sandbox_gym.backends.native import criu
+from sandbox_gym.backends.shared import programs
 from sandbox_gym.errors import BackendUnavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +97,7 @@ def test_an_unfit_choice_is_refused(
 
 @as_root
 def test_where_there_is_none_the_script_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criu, "_SYSTEM_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(programs, "_SYSTEM_FOLDERS", (str(tmp_path),))
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(
         BackendUnavailable, match=r"there is no criu, and criu 4\.1 or newer is needed"
@@ -113,8 +114,8 @@ def test_where_there_is_none_the_script_is_named(tmp_path: Path, monkeypatch: py
 
 @as_root
 def test_outside_a_checkout_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criu, "_SYSTEM_FOLDERS", ())
-    monkeypatch.setattr(criu, "_INSTALLER", tmp_path / "install-criu.sh")
+    monkeypatch.setattr(programs, "_SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(programs, "_SCRIPTS", tmp_path)
     monkeypatch.setenv("PATH", "/nonexistent")
     assert doctor._criu().remedy.startswith("apt-get install -y criu (Debian 13 has 4.1)")
 

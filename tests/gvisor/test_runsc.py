@@ -12,6 +12,7 @@ import pytest
 
 from sandbox_gym import doctor
 from sandbox_gym.backends.gvisor import runsc
+from sandbox_gym.backends.shared import programs
 from sandbox_gym.errors import BackendUnavailable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,12 +53,12 @@ def test_a_fit_choice_is_taken(version: str, tmp_path: Path, monkeypatch: pytest
 
 
 def test_where_there_is_none_the_script_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runsc, "_SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(programs, "_SYSTEM_FOLDERS", ())
     monkeypatch.setenv("PATH", f"{tmp_path}:relative")
     check = doctor._gvisor()
     assert (check.state, check.remedy) == ("missing", str(SCRIPT))
     assert "there is no runsc" in check.meaning
-    monkeypatch.setattr(runsc, "_INSTALLER", tmp_path / "install-runsc.sh")
+    monkeypatch.setattr(programs, "_SCRIPTS", tmp_path)
     assert doctor._gvisor().remedy.startswith("apt-get install -y runsc")
 
 
@@ -116,18 +117,29 @@ Types: deb deb-src
 URIs: file:ARCHIVE
 Suites: bookworm
 Components: main
+Architectures: amd64
 Signed-By: /key
 """,
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "printed"),
+    ("name", "line", "kind", "printed"),
     [
-        ("a.list", 2, "deb [ arch=amd64 ] file:ARCHIVE trixie main"),
-        ("a.sources", 1, "Types: deb\nSuites: trixie\nComponents: main\nURIs: file:ARCHIVE\nSigned-By: /key"),
+        ("a.list", 2, "deb", "deb [ arch=amd64 ] file:ARCHIVE trixie main"),
+        ("a.list", 2, "deb-src", "deb-src [ arch=amd64 ] file:ARCHIVE trixie main"),
+        (
+            *("a.sources", 1, "deb"),
+            "Types: deb\nSuites: trixie\nComponents: main\nURIs: file:ARCHIVE\nArchitectures: amd64\nSigned-By: /key",
+        ),
+        (
+            *("a.sources", 1, "deb-src"),  # which are of no architecture
+            "Types: deb-src\nSuites: trixie\nComponents: main\nURIs: file:ARCHIVE\nSigned-By: /key",
+        ),
     ],
 )
-def test_the_newer_suite_of_the_same_archive(name: str, line: int, printed: str, tmp_path: Path) -> None:
+def test_the_newer_suite_of_the_same_archive(
+    name: str, line: int, kind: str, printed: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(ENTRIES[name])
-    assert bash('packages_of "$1" trixie', f"{tmp_path / name}:{line}") == f"{printed}\n"
+    assert bash('entry_of "$1" trixie "$2"', f"{tmp_path / name}:{line}", kind) == f"{printed}\n"

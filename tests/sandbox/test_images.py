@@ -12,6 +12,7 @@ import sandbox_gym
 from sandbox_gym import BackendUnavailable, Image, Sandbox, Snapshot, SnapshotError, Template
 from sandbox_gym.backends import lookup
 from sandbox_gym.backends.native import criu
+from sandbox_gym.backends.shared import programs
 from tests.images.making import docker_save, entry, folder, hard_link, layer, layout
 
 ENV = ["PATH=/opt/python/bin:/usr/bin:/bin", "GREETING=hello"]
@@ -173,7 +174,7 @@ def test_an_image_in_use_is_not_deleted(image: Image) -> None:
 @pytest.fixture
 def needs_criu() -> None:
     found = criu.look()
-    if isinstance(found, criu.Lack):
+    if isinstance(found, programs.Lack):
         pytest.skip(f"nothing can be saved here: {found.why}")
 
 

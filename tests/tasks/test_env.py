@@ -16,6 +16,7 @@ from gymnasium.utils.env_checker import check_env
 import sandbox_gym
 from sandbox_gym.envs.task import TaskEnv
 from sandbox_gym.errors import SandboxDied, TaskError
+from sandbox_gym.search import MCTS, beam_search
 from sandbox_gym.tasks import actions
 from tests.tasks.conftest import DOUBLE
 
@@ -151,3 +152,20 @@ def test_where_a_task_comes_from(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="there are 2"):
         TaskEnv(path)
     assert sandbox_gym.TaskEnv is TaskEnv
+
+
+def test_a_menu_can_be_searched_and_text_cannot(env: TaskEnv) -> None:
+    with pytest.raises(TypeError, match="Discrete"):
+        MCTS(num_simulations=1).search(env)
+    spoil = json.dumps({"tool": "write", "path": "calc.py", "content": "def double(x): return 0"})
+    menu = TaskEnv(DOUBLE, menu=[spoil, "ls", EDIT, "submit"])
+    try:
+        with pytest.raises(gym.error.ResetNeeded):
+            MCTS(num_simulations=1).search(menu)
+        menu.reset(seed=0)
+        result = beam_search(menu, width=4, depth=2)
+        assert list(result.principal_variation) == [2, 3]  # mended, then handed in
+        assert menu.step(2)[1] == 0.0
+        assert menu.step(3)[1:3] == (1.0, True)
+    finally:
+        menu.close()

@@ -16,6 +16,7 @@ import sandbox_gym
 from sandbox_gym import archive, template
 from sandbox_gym.backends import lookup
 from sandbox_gym.backends.native import criu
+from sandbox_gym.backends.shared import programs
 from sandbox_gym.sandbox import Sandbox, Snapshot
 
 ROOT = Path(sandbox_gym.__file__).parent.parent
@@ -24,7 +25,7 @@ ROOT = Path(sandbox_gym.__file__).parent.parent
 @pytest.fixture(scope="session", autouse=True)
 def _criu() -> None:
     found = criu.look()
-    if isinstance(found, criu.Lack):
+    if isinstance(found, programs.Lack):
         pytest.skip(f"nothing can be saved here: {found.why}")
 
 
@@ -56,6 +57,13 @@ def saved(pristine: Snapshot, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with open(path, "rb") as file:
         assert len(archive.read(file)[0].parts) >= 3
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_template_stays_ready() -> Iterator[None]:
+    """Or a later test's template pushes them out in the middle of it."""
+    yield
+    template._slots.clear()
 
 
 @pytest.fixture(autouse=True)
