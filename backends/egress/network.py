@@ -48,12 +48,21 @@ def inside(netns_fd: int, action: Callable[[], T]) -> T:
     """What `action` returns, or raises, in that network namespace. A thread goes in and never has to come out: where an
     ordinary user's supervisor is from, it may not enter again.
     """
+
+    def enter() -> T:
+        syscalls.setns(netns_fd, syscalls.CLONE_NEWNET)
+        return action()
+
+    return in_a_thread(enter)
+
+
+def in_a_thread(action: Callable[[], T]) -> T:
+    """The same where it is: in a thread of its own, which ends with it."""
     made: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            syscalls.setns(netns_fd, syscalls.CLONE_NEWNET)
             made.append(action())
         except BaseException as error:
             failed.append(error)

@@ -10,7 +10,6 @@ import ipaddress
 import os
 import socket
 import struct
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,23 +72,12 @@ def make(allow: Allow) -> Wires:
 
 
 def _namespace() -> int:
-    made: list[int] = []
-    failed: list[OSError] = []
+    def make() -> int:
+        syscalls.unshare(syscalls.CLONE_NEWNET)
+        syscalls.loopback_up()
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
-    def run() -> None:  # a thread of its own, which ends there
-        try:
-            syscalls.unshare(syscalls.CLONE_NEWNET)
-            syscalls.loopback_up()
-            made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
-        except OSError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
+    return network.in_a_thread(make)
 
 
 def _established() -> int:
