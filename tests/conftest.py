@@ -12,12 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from sandbox_gym.sandbox import Sandbox
 
 _PATIENCE = 5.0  # seconds in which everything must be gone
+
+# No test is a timed one: by itself hypothesis fails an example that took 0.2 s, as on a busy machine any may.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def descendants(pid: int) -> set[int]:

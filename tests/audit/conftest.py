@@ -12,9 +12,9 @@ import pytest
 from sandbox_gym import _audit
 from sandbox_gym._audit import set_audit
 from tests.network.conftest import web
-from tests.sandbox.conftest import _pristine, box, client, no_leaks, pristine, run_folder
+from tests.sandbox.conftest import _pristine, box, boxes, client, no_leaks, pristine, run_folder
 
-__all__ = ["_pristine", "box", "client", "no_leaks", "pristine", "run_folder", "web"]
+__all__ = ["_pristine", "box", "boxes", "client", "no_leaks", "pristine", "run_folder", "web"]
 
 
 @pytest.fixture

@@ -7,11 +7,13 @@ import signal
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from sandbox_gym import _audit
 from sandbox_gym.audit import read
-from sandbox_gym.sandbox import Sandbox, Snapshot
+from sandbox_gym.sandbox import Sandbox
 from tests.audit.test_audit import Client, events
 
 CALLS = """
@@ -105,29 +107,35 @@ box.terminate()
     assert found[0][1] == found[2][1] != found[1][1]
 
 
-def test_threads_that_are_faster_than_the_disk_wait(log: Path, pristine: Snapshot) -> None:
-    boxes = Sandbox.restore_many(pristine, 4)
-
+def test_threads_that_are_faster_than_the_disk_wait(log: Path, boxes: Callable[[int], list[Sandbox]]) -> None:
     def work(box: Sandbox) -> None:
         for number in range(200):
             box.run_code(str(number))
 
+    made = boxes(4)
+    threads = [threading.Thread(target=work, args=(box,)) for box in made]
     assert _audit._log is not None
-    holder = sqlite3.connect(log, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")  # nobody else can write
-    threads = [threading.Thread(target=work, args=(box,)) for box in boxes]
-    for thread in threads:
-        thread.start()
+    _audit._log.flush()
     queue = _audit._log._queue
-    deadline = time.monotonic() + 20
-    while len(queue) < 512 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert 512 <= len(queue) < 512 + 8 and all(thread.is_alive() for thread in threads)
-    holder.execute("ROLLBACK")
-    holder.close()
+    with closing(sqlite3.connect(log, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")  # nobody else can write
+        deadline = time.monotonic() + 20
+        first, *others = threads
+        first.start()
+        while not queue and time.monotonic() < deadline:
+            time.sleep(0.001)
+        while (
+            queue and time.monotonic() < deadline
+        ):  # until the log's thread has taken some, and waits for the file
+            time.sleep(0.001)
+        for thread in others:
+            thread.start()
+        while len(queue) < 512 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        waiting = len(queue), [thread.is_alive() for thread in threads]
     for thread in threads:
         thread.join(60)
-    for box in boxes:
+    assert 512 <= waiting[0] < 512 + 8 and all(waiting[1])
+    for box in made:
         texts = [event.text for event in events(log, sandbox=box.id) if event.kind == "code"]
         assert texts == [str(number) for number in range(200)]
-        box.terminate()

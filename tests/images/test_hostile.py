@@ -141,7 +141,7 @@ def test_a_size_without_bytes(unpack: Unpack, size: bytes, home: Path) -> None:
     assert os.listdir(home / "images") == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 2**32), cut=st.booleans())
 def test_noise_is_refused_or_read(seed: int, cut: bool) -> None:
     """Whatever bytes change: the reader ends, with entries or with its one kind of error."""
@@ -174,7 +174,7 @@ def test_noise_is_refused_or_read(seed: int, cut: bool) -> None:
         pass
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     members=st.lists(
         st.tuples(

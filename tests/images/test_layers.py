@@ -245,7 +245,7 @@ def consistent(files: dict[str, tuple[str, int]]) -> bool:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layers=_LAYERS, backwards=st.booleans())
 def test_any_stack_is_what_an_overlay_would_show(
     unpack: Unpack, layers: list[dict[str, tuple[str, int]]], backwards: bool

@@ -64,7 +64,7 @@ _steps = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sets(st.integers(0, 60)), _steps)
 def test_areas_are_what_a_map_of_single_pages_would_be(pages: set[int], steps: list[Step]) -> None:
     model = {page: page * 7 for page in pages}

@@ -28,7 +28,7 @@ _OPAQUE, _ORIGIN = "trusted.overlay.opaque", "trusted.overlay.origin"
 def test_any_layers_merged_are_like_the_stack(store: BtrfsStore, apart: Apart) -> None:
     """Random layers, each written through an overlay over those below; some neighbours of them are merged."""
 
-    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=80, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(
         st.lists(CHANGES, min_size=10, max_size=20),
         st.lists(st.lists(CHANGES, min_size=5, max_size=15), min_size=2, max_size=4),

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -159,6 +160,8 @@ def opened(pristine: Snapshot) -> Iterator[Opened]:
         sandbox.terminate()
     for thread in threading.enumerate():  # of servers here: a connection ends with its sandbox
         if "process_request_thread" in thread.name or thread.name == "echo":
+            while thread.ident is None:  # listed, and not started yet
+                time.sleep(0.001)
             thread.join(timeout=5)
             assert not thread.is_alive()
 

@@ -91,6 +91,9 @@ def no_leaks(request: pytest.FixtureRequest, _pristine: Callable[[], Snapshot]) 
     deadline = time.monotonic() + 3.0
     while (after := _holdings()) != before and time.monotonic() < deadline:
         time.sleep(0.01)
+    for left in Sandbox.list():  # so that one test's leak is not the next one's, too
+        if left.id not in before["handles"]:
+            left.terminate()
     assert after == before
     # Connections to the supervisor are kept, one for each thread that ever asked at once.
     assert _descriptors() - len(supervisor._idle) <= descriptors + 1  # type: ignore[attr-defined]

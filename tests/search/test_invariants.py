@@ -42,7 +42,7 @@ def check_statistics(tree: Tree) -> None:
             assert node.value * node.visits == pytest.approx(node.raw_value + backed_up)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     num_actions=st.integers(1, 4),
@@ -134,7 +134,7 @@ class ParallelTable(TableModel):
         ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     batch_size=st.integers(1, 8),
@@ -220,7 +220,7 @@ def test_one_failing_release_does_not_keep_the_others() -> None:
     assert model.num_alive == 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), policy=st.sampled_from(["puct", "gumbel"]))
 def test_search_is_ask_and_tell(seed: int, policy: str) -> None:
     def evaluate(observations: list[int]) -> tuple[list[list[float]], list[float]]:
