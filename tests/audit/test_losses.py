@@ -120,15 +120,12 @@ def test_threads_that_are_faster_than_the_disk_wait(log: Path, boxes: Callable[[
     with closing(sqlite3.connect(log, isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")  # nobody else can write
         deadline = time.monotonic() + 20
-        first, *others = threads
-        first.start()
-        while not queue and time.monotonic() < deadline:
-            time.sleep(0.001)
+        made[0].shell("true")
         while (
             queue and time.monotonic() < deadline
-        ):  # until the log's thread has taken some, and waits for the file
+        ):  # until the log's thread has taken it, and waits for the file
             time.sleep(0.001)
-        for thread in others:
+        for thread in threads:
             thread.start()
         while len(queue) < 512 and time.monotonic() < deadline:
             time.sleep(0.005)
