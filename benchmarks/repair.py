@@ -1,4 +1,5 @@
-"""RepoRepair: generated tasks, and what four answers to each are worth, each in a fork of its own, on all cores.
+"""RepoRepair: generated tasks, and what four answers to each are worth, each in a fork of its own, on all cores; and
+the same by `docker run` for each.
 
 python -m benchmarks.repair [--quick] [--json FILE]
 
@@ -13,12 +14,16 @@ import random
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from benchmarks import _backends_docker
+from benchmarks._repair_docker import Bare, Container
 from benchmarks._report import Row, main, progress
 from sandbox_gym.envs.repo_repair import Solution, generate
 from sandbox_gym.envs.repo_repair.packages import PACKAGES
@@ -27,32 +32,25 @@ from sandbox_gym.tasks import Prepared, Task
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "repo-repair.md"
 MARKS = "<!-- benchmarks/repair.py writes this table -->", "<!-- its end -->"
+Ready = TypeVar("Ready", Prepared, Bare)
 LET_ALL_PASS = """import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
     item.obj = lambda: None
 """
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one task: the score untouched, that of each answer, and the seconds that an attempt took, in the median."""
-
-    package: str
-    untouched: float
-    scores: dict[str, float]
-    seconds: float
+Box = Sandbox | Container
 
 
-def nothing(box: Sandbox, task: Task, solution: Solution) -> None:
+def nothing(box: Box, task: Task, solution: Solution) -> None:
     pass
 
 
-def reference(box: Sandbox, task: Task, solution: Solution) -> None:
+def reference(box: Box, task: Task, solution: Solution) -> None:
     apply(box, task, solution.patch)
 
 
-def edited_tests(box: Sandbox, task: Task, solution: Solution) -> None:
+def edited_tests(box: Box, task: Task, solution: Solution) -> None:
     for path in task.hidden:
         if path.endswith(".py"):
             box.write_file(task.path(path), "def test_nothing():\n    pass\n")
@@ -60,18 +58,18 @@ def edited_tests(box: Sandbox, task: Task, solution: Solution) -> None:
     box.write_file(task.path("pytest.ini"), "[pytest]\naddopts = --collect-only\n")
 
 
-def random_edit(box: Sandbox, task: Task, solution: Solution) -> None:
+def random_edit(box: Box, task: Task, solution: Solution) -> None:
     edit = random.Random(task.id).choice(solution.menu)
     path = task.path(edit.path)
     box.write_file(path, edit.apply(box.read_text(path)))
 
 
-def apply(box: Sandbox, task: Task, patch: str) -> None:
+def apply(box: Box, task: Task, patch: str) -> None:
     result = box.exec(["git", "apply", "-"], 30.0, cwd=task.workdir, stdin=patch.encode())
     assert result.ok, result.stderr
 
 
-ANSWERS: dict[str, Callable[[Sandbox, Task, Solution], None]] = {
+ANSWERS: dict[str, Callable[[Box, Task, Solution], None]] = {
     "reference": reference,
     "empty": nothing,
     "test-editing": edited_tests,
@@ -94,22 +92,41 @@ def attempt(prepared: Prepared, solution: Solution, answer: str) -> tuple[float,
     return score, time.perf_counter() - start
 
 
-def evaluate(made: Sequence[tuple[Task, Solution]]) -> list[Outcome]:
-    """Every task set up and proven once, every answer in a fork, as many at once as there are cores."""
-    outcomes = []
+def attempt_by_docker(bare: Bare, solution: Solution, answer: str) -> tuple[float, float]:
+    return bare.attempt(lambda box: ANSWERS[answer](box, bare.task, solution))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Of every task: each answer's score and seconds. `wall` and `cores` at work are those of the attempts alone."""
+
+    results: list[dict[str, tuple[float, float]]]
+    setting_up: float
+    wall: float
+    cores: float
+
+
+def evaluate(
+    made: Sequence[tuple[Task, Solution]],
+    prepare: Callable[[Task], Ready],
+    attempt: Callable[[Ready, Solution, str], tuple[float, float]],
+) -> Evaluation:
+    """Every task is set up once, then every answer tried apart from the others, as many at once as there are cores."""
     with ExitStack() as stack, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        ready = [stack.enter_context(prepared) for prepared in pool.map(Prepared, [task for task, _ in made])]
+        start = time.perf_counter()
+        ready = [stack.enter_context(one) for one in pool.map(prepare, [task for task, _ in made])]
+        setting_up = time.perf_counter() - start
+        start, worked = time.perf_counter(), busy()
         tries = [
-            {answer: pool.submit(attempt, prepared, solution, answer) for answer in ANSWERS}
-            for prepared, (_, solution) in zip(ready, made)
+            {answer: pool.submit(attempt, one, solution, answer) for answer in ANSWERS}
+            for one, (_, solution) in zip(ready, made)
         ]
-        for prepared, (_, solution), attempts in zip(ready, made, tries):
-            results = {answer: future.result() for answer, future in attempts.items()}
-            scores = {answer: score for answer, (score, _) in results.items()}
-            seconds = statistics.median(took for _, took in results.values())
-            outcomes.append(Outcome(solution.package, prepared.untouched.score, scores, seconds))
-            progress(f"judged {prepared.task.id}: {scores}")
-    return outcomes
+        results = []
+        for (task, _), attempts in zip(made, tries):
+            results.append({answer: future.result() for answer, future in attempts.items()})
+            progress(f"judged {task.id}: { ({answer: score for answer, (score, _) in results[-1].items()}) }")
+        wall = time.perf_counter() - start
+        return Evaluation(results, setting_up, wall, (busy() - worked) / wall)
 
 
 def busy() -> float:
@@ -125,60 +142,85 @@ def run(quick: bool) -> list[Row]:
     start = time.perf_counter()
     made = list(make(n, packages))
     making = time.perf_counter() - start
-    start, worked = time.perf_counter(), busy()
-    outcomes = evaluate(made)
-    wall, worked = time.perf_counter() - start, busy() - worked
+    untouched: list[float] = []
+
+    def prepare(task: Task) -> Prepared:
+        prepared = Prepared(task)
+        untouched.append(prepared.untouched.score)
+        return prepared
+
+    ours = evaluate(made, prepare, attempt)
+    with _backends_docker.daemon(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a disk's limit
+        theirs = evaluate(made, Bare, attempt_by_docker)
     if not quick:
-        write_table(made, outcomes)
+        write_table(made, ours, theirs)
+    return [*scores(made, untouched, n, 2 if quick else 5, ours), *times(making / len(made), ours, theirs)]
 
-    def share(metric: str, count: int) -> Row:
-        return Row(metric, count, "tasks", "of", len(made), bar=1.0, more_is_better=True)
 
-    cores = os.cpu_count() or 1
-    attempts = len(outcomes) * len(ANSWERS)
+def scores(
+    made: Sequence[tuple[Task, Solution]], untouched: Sequence[float], n: int, packages: int, ours: Evaluation
+) -> list[Row]:
+    def share(metric: str, passed: Sequence[bool]) -> Row:
+        return Row(metric, sum(passed), "tasks", "of", len(made), bar=1.0, more_is_better=True)
+
+    found = {answer: [results[answer][0] for results in ours.results] for answer in ANSWERS}
+    known = {solution.package for _, solution in made}
     return [
         Row("tasks made", len(made), "tasks", "wanted", n, bar=1.0, more_is_better=True),
-        Row(
-            "of packages",
-            len({o.package for o in outcomes}),
-            "packages",
-            "wanted",
-            2 if quick else 5,
-            1.0,
-            True,
-        ),
-        share("reference patch passes", sum(o.scores["reference"] == 1 for o in outcomes)),
-        share("broken state fails", sum(o.untouched == 0 for o in outcomes)),
-        share("empty answer scores 0", sum(o.scores["empty"] == 0 for o in outcomes)),
-        share("test-editing answer scores 0", sum(o.scores["test-editing"] == 0 for o in outcomes)),
-        Row(
-            "baseline: score of a random edit", statistics.mean(o.scores["random edit"] for o in outcomes), ""
-        ),
-        Row("making a task", making / len(made), "s"),
-        Row(f"eval of {len(outcomes)} x {len(ANSWERS)} forks", wall, "s"),
-        Row("an attempt of it", wall / attempts, "s"),
-        Row("cores at work meanwhile", worked / wall, "cores", "cores", cores, bar=0.9, more_is_better=True),
+        Row("of packages", len(known), "packages", "wanted", packages, bar=1.0, more_is_better=True),
+        share("reference patch passes", [score == 1 for score in found["reference"]]),
+        share("broken state fails", [score == 0 for score in untouched]),
+        share("empty answer scores 0", [score == 0 for score in found["empty"]]),
+        share("test-editing answer scores 0", [score == 0 for score in found["test-editing"]]),
+        Row("baseline: score of a random edit", statistics.mean(found["random edit"]), ""),
     ]
 
 
-def write_table(made: Sequence[tuple[Task, Solution]], outcomes: Sequence[Outcome]) -> None:
+def times(making: float, ours: Evaluation, theirs: Evaluation) -> list[Row]:
+    alike = [
+        [score for score, _ in mine.values()] == [score for score, _ in others.values()]
+        for mine, others in zip(ours.results, theirs.results)
+    ]
+    attempts = len(alike) * len(ANSWERS)
+    return [
+        Row("making a task", making, "s"),
+        Row("setting the tasks up, with the proof of their checks", ours.setting_up, "s"),
+        Row("the same, as images of docker and without", theirs.setting_up, "s"),
+        Row(
+            f"eval of {len(alike)} x {len(ANSWERS)} forks",
+            ours.wall,
+            "s",
+            "two `docker run` each",
+            theirs.wall,
+        ),
+        Row("an attempt of it", ours.wall / attempts, "s", "two `docker run`", theirs.wall / attempts),
+        Row("cores at work meanwhile", ours.cores, "cores", "cores", os.cpu_count() or 1, 0.9, True),
+        Row("tasks with the same scores by docker", sum(alike), "tasks", "of", len(alike), 1.0, True),
+    ]
+
+
+def write_table(made: Sequence[tuple[Task, Solution]], ours: Evaluation, theirs: Evaluation) -> None:
     head = [
-        *("package", "version", "its tests", "tasks", "reference passes", "broken fails", "empty 0"),
-        *("test-editing 0", "seconds an attempt"),
+        *("package", "version", "its tests", "tasks", "reference passes", "random edit"),
+        *("seconds an attempt", "with two `docker run`"),
     ]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for name in dict.fromkeys(o.package for o in outcomes):
-        some = [o for o in outcomes if o.package == name]
-        task = next(task for task, solution in made if solution.package == name)
-        columns = (
-            sum(o.scores["reference"] == 1 for o in some),
-            sum(o.untouched == 0 for o in some),
-            sum(o.scores["empty"] == 0 for o in some),
-            sum(o.scores["test-editing"] == 0 for o in some),
-        )
+    for name in dict.fromkeys(solution.package for _, solution in made):
+        rows = [row for row, (_, solution) in enumerate(made) if solution.package == name]
+        task = made[rows[0]][0]
+        some = [ours.results[row] for row in rows]
+        solved = sum(results["reference"][0] == 1 for results in some)
+        chance = statistics.mean(results["random edit"][0] for results in some)
+        seconds = [
+            statistics.median(took for row in rows for _, took in evaluation.results[row].values())
+            for evaluation in (ours, theirs)
+        ]
         tests = len(task.fail_to_pass) + len(task.pass_to_pass)
-        cells = (name, PACKAGES[name].version, tests, len(some), *columns)
-        lines.append(f"| {' | '.join(map(str, cells))} | {statistics.median(o.seconds for o in some):.1f} |")
+        cells = (name, PACKAGES[name].version, tests, len(rows), solved, f"{chance:.2f}", *seconds)
+        lines.append(
+            f"| {' | '.join(f'{cell:.1f}' if isinstance(cell, float) else str(cell) for cell in cells)} |"
+        )
     text = TABLE.read_text()
     before, rest = text.split(MARKS[0])
     TABLE.write_text(f"{before}{MARKS[0]}\n" + "\n".join(lines) + f"\n{MARKS[1]}{rest.split(MARKS[1])[1]}")

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _PATIENCE = 5.0  # seconds in which everything must be gone
 
+# A shell's background jobs ignore it, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # No test is a timed one: by itself hypothesis fails an example that took 0.2 s, as on a busy machine any may.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -23,6 +24,7 @@ class RepoRepairEnv(TaskEnv):
 
     `menu=True`: an action is the number of an edit near the bug, of which one takes it back; the last two actions take
     all edits back, and submit. With a task of your own that needs its `solution` (a record of solutions.jsonl).
+    `max_steps`: of an episode, in place of the task's.
     Other keywords are those of `TaskEnv`: with `menu=True, encode="flat"` both spaces are numeric.
 
     Raises what `TaskEnv` does, and SandboxError where no archive can be fetched, or no task made of it.
@@ -35,6 +37,7 @@ class RepoRepairEnv(TaskEnv):
         seed: int | None = None,
         menu: bool = False,
         solution: Solution | Mapping[str, Any] | None = None,
+        max_steps: int | None = None,
         **options: Any,
     ) -> None:
         if (task is None) == (seed is None):
@@ -43,6 +46,8 @@ class RepoRepairEnv(TaskEnv):
             task, solution = made(seed)
         assert task is not None
         task = task if isinstance(task, Task) else Task.from_json(task)
+        if max_steps is not None:
+            task = dataclasses.replace(task, max_steps=max_steps)
         actions = None
         if menu:
             if solution is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import sysconfig
@@ -96,7 +97,12 @@ def _rules(hosts: tuple[str, ...] | None) -> Allow | None:
 
 def _create(task: Task, backend: str) -> Sandbox:
     rules = _rules(task.setup_network)
-    limits: dict[str, Any] = {"cpus": task.cpus, "memory": task.memory, "disk": task.disk, "pids": task.pids}
+    # A task's defaults are a sandbox's: a backend that can't enforce one of them warns, and refuses what was asked for.
+    limits: dict[str, Any] = {
+        entry.name: getattr(task, entry.name)
+        for entry in dataclasses.fields(task)
+        if entry.name in ("cpus", "memory", "disk", "pids") and getattr(task, entry.name) != entry.default
+    }
     image: Any = _image(task.image)
     if task.template is not None:
         image = Template.get(task.template)
@@ -123,7 +129,11 @@ def _fill(box: Sandbox, task: Task) -> None:
             raise TaskError(f"task {task.id}: field 'repo': {task.repo!r} is no folder that is there")
         history.clone(box, task)
     for root in task.roots:
-        box.exec(["mkdir", "-p", root], 10.0)
+        made = box.exec(["/bin/sh", "-c", '[ -d "$0" ] || mkdir -p "$0"', root], 10.0)
+        if not made.ok:
+            raise TaskError(
+                f"task {task.id}: its folder {root} can't be made in its image: {made.stderr.strip()[:1000]}"
+            )
     for path, content in task.files.items():
         box.write_file(task.path(path), content)
     for number, line in enumerate(task.setup, 1):

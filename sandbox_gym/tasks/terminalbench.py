@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ _MAX_STEPS = 100
 
 def task(folder: Path) -> Task:
     """The task of a folder. With a Dockerfile its image is what docker builds of that; else the sandbox is this host's
-    Python environment, with the folder's other files in /app. The tests come to /tests, and run from /app.
+    Python environment, with the folder's other files in /app. The tests come to /tests, and run from the image's last
+    WORKDIR, or /app.
 
     Raises TaskError.
     """
@@ -47,7 +49,7 @@ def task(folder: Path) -> Task:
             id=folder.name,
             prompt=prompt,
             image=str(docker) if docker.is_file() else None,
-            workdir=_WORKDIR,
+            workdir=_workdir(docker) if docker.is_file() else _WORKDIR,
             files={path: data for path, data in given.items() if path.partition("/")[0] not in _NOT_GIVEN},
             hidden=hidden,
             check=f"TEST_DIR={_TESTS} bash {_TESTS}/run-tests.sh",
@@ -58,6 +60,22 @@ def task(folder: Path) -> Task:
         )
     except TaskError as error:
         raise TaskError(f"{where}: {error}") from None
+
+
+def _workdir(dockerfile: Path) -> str:
+    """What its last stage's WORKDIR lines come to. Raises TaskError where that depends on how it is built."""
+    place = ""
+    for line in dockerfile.read_text().splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if word.upper() == "FROM":
+            place = ""
+        elif word.upper() == "WORKDIR":
+            place = posixpath.normpath(posixpath.join(place or "/", rest.strip().strip("\"'")))
+    if "$" in place:
+        raise TaskError(
+            f"{dockerfile}: WORKDIR {place!r} holds a variable: write the folder that it stands for"
+        )
+    return place or _WORKDIR
 
 
 def read_tree(folder: Path) -> dict[str, Content]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from sandbox_gym.errors import ImageError
 from sandbox_gym.images.image import Image
 from sandbox_gym.sandbox import Sandbox
+from sandbox_gym.tasks import Prepared, datasets
+from sandbox_gym.testing.topics.images import _libraries
 from tests.dockerd import Dockerd
 
 DOCKERFILE = """
@@ -68,3 +71,25 @@ def test_what_docker_says_is_in_the_error(daemon: Dockerd, project: Path) -> Non
     (project / "Dockerfile").write_text("FROM scratch\nCOPY missing /\n")
     with pytest.raises(ImageError, match="missing"):
         Image.from_dockerfile(project)
+
+
+def test_a_folder_of_terminal_bench_with_its_dockerfile(daemon: Dockerd, project: Path) -> None:
+    (project / "task.yaml").write_text("instruction: Write the sum of what `kept` has into sum.\n")
+    (project / "extra").mkdir()
+    for path in ["/bin/bash", "/bin/ls", *_libraries(["/bin/bash", "/bin/ls"])]:
+        (project / "extra" / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, project / "extra" / path.lstrip("/"))
+    (project / "Dockerfile").write_text(f"{DOCKERFILE}COPY extra /\nENV PATH=/opt/python/bin:/usr/bin:/bin\n")
+    (project / "run-tests.sh").write_text("#!/bin/bash\npython3 $TEST_DIR/check.py\n")
+    (project / "tests").mkdir()
+    (project / "tests/check.py").write_text("assert open('/srv/app/sum').read() == '6', 'no sum'\n")
+    (project / "solution.sh").write_text("#!/bin/bash\nprintf 6 >/srv/app/sum\n")
+    (task,) = datasets.load(project)
+    assert task.workdir == "/srv/app"
+    for backend in ("native", "docker", "gvisor"):
+        with Prepared(task, backend=backend) as prepared, prepared.start() as box:
+            assert prepared.grade(box).score == 0.0, backend
+            assert (
+                box.shell("cat kept && ls /tests; printf 6 >/srv/app/sum", cwd="/srv/app").stdout == "kept\n"
+            ), backend
+            assert prepared.grade(box).score == 1.0, backend

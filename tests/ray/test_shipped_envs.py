@@ -24,10 +24,9 @@ def no_sandboxes_left(cluster: Any) -> Iterator[None]:
     assert len(Sandbox.list()) == before
 
 
-def returns(config: Any) -> dict[str, Any]:
-    algorithm = config.training(
-        train_batch_size_per_learner=128, minibatch_size=64, num_epochs=1
-    ).build_algo()
+def returns(config: Any, **training: int) -> dict[str, Any]:
+    sizes = {"train_batch_size_per_learner": 128, "minibatch_size": 64, **training}
+    algorithm = config.training(num_epochs=1, **sizes).build_algo()
     try:
         result: dict[str, Any] = algorithm.train()["env_runners"]
         return result
@@ -46,6 +45,18 @@ def test_terminal_quests_that_make_their_own_sandboxes() -> None:
     result = returns(config.env_runners(num_env_runners=0, num_envs_per_env_runner=2))
     assert 0 <= result["episode_return_mean"] <= 1
     assert result["episode_len_mean"] <= 4
+
+
+def test_repairs_of_a_package() -> None:
+    settings = {"seed": 3, "menu": True, "encode": "flat", "max_steps": 2}
+    config = PPOConfig().environment("sandbox_gym:RepoRepair-v0", env_config=settings)
+    result = returns(
+        config.env_runners(num_env_runners=0, rollout_fragment_length=12),
+        train_batch_size_per_learner=12,
+        minibatch_size=6,
+    )
+    assert 0 <= result["episode_return_mean"] <= 1
+    assert result["episode_len_mean"] <= 2
 
 
 def test_quests_are_the_same_under_the_oldest_gymnasium() -> None:
