@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks._report import Row
@@ -60,12 +61,18 @@ def run(quick: bool) -> list[Row]:
                 bare_snapping.append(bare.checkpoint())
                 ours += restore_times(snapshot, 1)
                 theirs.append(bare.restore())
-            one, eight = statistics.median(ours), min(_at_once(snapshot) for _ in range(1 if quick else 5))
+            eight: tuple[list[float], list[float]] = [], []
+            for _ in range(1 if quick else 5):
+                eight[0].append(_at_once(snapshot))
+                eight[1].append(bare.restore(8))
             snapshot.delete()
     return [
         _row("snapshot", snapping, "checkpoint create, commit", bare_snapping, None),
         _row("restore to its first answer", ours, "create, start --checkpoint", theirs, 1.2),
-        Row("docker: 8 copies at once, all answering", eight, "s", "one", one, 4.0),
+        Row(
+            "docker: 8 copies at once, all answering", min(eight[0]), "s", "one", statistics.median(ours), 4.0
+        ),
+        Row("docker: 8 by docker's commands at once", min(eight[1]), "s", "one", statistics.median(theirs)),
     ]
 
 
@@ -115,19 +122,24 @@ class Bare:
         self._images.append(_docker("commit", self._first))
         return time.perf_counter() - start
 
-    def restore(self) -> float:
-        """Seconds until a copy runs."""
-        start = time.perf_counter()
+    def restore(self, n: int = 1) -> float:
+        """Seconds until `n` copies run, which are made at once."""
+        with ThreadPoolExecutor(n) as pool:
+            start = time.perf_counter()
+            copies = list(pool.map(lambda _: self._restore(), range(n)))
+            took = time.perf_counter() - start
+        _docker("rm", "--force", *copies)
+        self._made = [container for container in self._made if container not in copies]
+        return took
+
+    def _restore(self) -> str:
         copy, name = self._create(self._images[-1]), f"c{self._checkpoints}"
         source = self._root / f"containers/{self._first}/checkpoints/{name}"
         target = self._root / f"containers/{copy}/checkpoints/{name}"
         shutil.copytree(source, target)
         (target / "unique").write_text(copy)
         _docker("start", "--checkpoint", name, copy)
-        took = time.perf_counter() - start
-        _docker("rm", "--force", copy)
-        self._made.remove(copy)
-        return took
+        return copy
 
     def __enter__(self) -> Bare:
         return self

@@ -9,6 +9,7 @@ chance, out of the task's menu, which is the baseline. A full run writes the tab
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import statistics
@@ -142,11 +143,11 @@ def run(quick: bool) -> list[Row]:
     start = time.perf_counter()
     made = list(make(n, packages))
     making = time.perf_counter() - start
-    untouched: list[float] = []
+    untouched: dict[str, float] = {task.id: math.nan for task, _ in made}
 
     def prepare(task: Task) -> Prepared:
         prepared = Prepared(task)
-        untouched.append(prepared.untouched.score)
+        untouched[task.id] = prepared.untouched.score
         return prepared
 
     ours = evaluate(made, prepare, attempt)
@@ -154,8 +155,11 @@ def run(quick: bool) -> list[Row]:
         warnings.simplefilter("ignore")  # of a disk's limit
         theirs = evaluate(made, Bare, attempt_by_docker)
     if not quick:
-        write_table(made, ours, theirs)
-    return [*scores(made, untouched, n, 2 if quick else 5, ours), *times(making / len(made), ours, theirs)]
+        write_table(made, list(untouched.values()), ours, theirs)
+    return [
+        *scores(made, list(untouched.values()), n, 2 if quick else 5, ours),
+        *times(making / len(made), ours, theirs),
+    ]
 
 
 def scores(
@@ -185,8 +189,7 @@ def times(making: float, ours: Evaluation, theirs: Evaluation) -> list[Row]:
     attempts = len(alike) * len(ANSWERS)
     return [
         Row("making a task", making, "s"),
-        Row("setting the tasks up, with the proof of their checks", ours.setting_up, "s"),
-        Row("the same, as images of docker and without", theirs.setting_up, "s"),
+        Row("setting the tasks up", ours.setting_up, "s", "as images of docker", theirs.setting_up),
         Row(
             f"eval of {len(alike)} x {len(ANSWERS)} forks",
             ours.wall,
@@ -200,31 +203,41 @@ def times(making: float, ours: Evaluation, theirs: Evaluation) -> list[Row]:
     ]
 
 
-def write_table(made: Sequence[tuple[Task, Solution]], ours: Evaluation, theirs: Evaluation) -> None:
+def write_table(
+    made: Sequence[tuple[Task, Solution]], untouched: Sequence[float], ours: Evaluation, theirs: Evaluation
+) -> None:
     head = [
-        *("package", "version", "its tests", "tasks", "reference passes", "random edit"),
-        *("seconds an attempt", "with two `docker run`"),
+        *("package", "version", "its tests", "tasks", "reference passes", "broken fails", "empty 0"),
+        *("test-editing 0", "random edit", "seconds an attempt", "with two `docker run`"),
     ]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for name in dict.fromkeys(solution.package for _, solution in made):
         rows = [row for row, (_, solution) in enumerate(made) if solution.package == name]
         task = made[rows[0]][0]
-        some = [ours.results[row] for row in rows]
-        solved = sum(results["reference"][0] == 1 for results in some)
-        chance = statistics.mean(results["random edit"][0] for results in some)
-        seconds = [
-            statistics.median(took for row in rows for _, took in evaluation.results[row].values())
-            for evaluation in (ours, theirs)
-        ]
-        tests = len(task.fail_to_pass) + len(task.pass_to_pass)
-        cells = (name, PACKAGES[name].version, tests, len(rows), solved, f"{chance:.2f}", *seconds)
-        lines.append(
-            f"| {' | '.join(f'{cell:.1f}' if isinstance(cell, float) else str(cell) for cell in cells)} |"
+        found = {answer: [ours.results[row][answer][0] for row in rows] for answer in ANSWERS}
+        cells = (
+            *(name, PACKAGES[name].version, len(task.fail_to_pass) + len(task.pass_to_pass), len(rows)),
+            sum(score == 1 for score in found["reference"]),
+            sum(untouched[row] == 0 for row in rows),
+            *(sum(score == 0 for score in found[answer]) for answer in ("empty", "test-editing")),
+            f"{statistics.mean(found['random edit']):.2f}",
+            *(f"{median_seconds(evaluation, rows):.1f}" for evaluation in (ours, theirs)),
         )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    took = (
+        f"The {len(made)} x {len(ANSWERS)} attempts took {ours.wall:.0f} s in forks, on {ours.cores:.1f} of "
+        f"{os.cpu_count()} cores, and {theirs.wall:.0f} s with two `docker run` each; setting the tasks up before took "
+        f"{ours.setting_up:.0f} s, and {theirs.setting_up:.0f} s as images of docker."
+    )
+    lines += ["", took]
     text = TABLE.read_text()
     before, rest = text.split(MARKS[0])
     TABLE.write_text(f"{before}{MARKS[0]}\n" + "\n".join(lines) + f"\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
     print(f"wrote {TABLE}", file=sys.stderr)
+
+
+def median_seconds(evaluation: Evaluation, rows: Sequence[int]) -> float:
+    return statistics.median(took for row in rows for _, took in evaluation.results[row].values())
 
 
 if __name__ == "__main__":
