@@ -97,7 +97,10 @@ def _enter(order: Order) -> NoReturn:
 
 def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
+    ours = {signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM}
+    # A client that runs in a shell's background, or by nohup, ignores more, and its children inherit that.
+    ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
+    for number in ours | ignored:
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -223,10 +223,11 @@ class _Run:
         if self._open:
             if code != _NEVER_BEGAN:
                 self._task.broken()
-            how = (
-                f"did not end within {self._task.timeout:g} s" if code == TIMED_OUT else f"ended with {code}"
-            )
-            self._end(self._failure or f"criu {how}: {_first_error(self._log)}", 0)
+            if code == TIMED_OUT:  # what else broke since, its end did
+                how, failure = f"did not end within {self._task.timeout:g} s", ""
+            else:
+                how, failure = f"ended with {code}", self._failure
+            self._end(failure or f"criu {how}: {_first_error(self._log)}", 0)
 
     def _end(self, reason: str, pid: int) -> None:
         if self._open:

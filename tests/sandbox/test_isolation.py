@@ -395,3 +395,12 @@ def test_signals_stay_inside(box: Sandbox) -> None:
         host.kill()
         host.wait()
     assert box.run_code("1").ok
+
+
+def test_a_guest_ignores_no_signal_that_its_client_does(client: Callable[..., subprocess.Popen[str]]) -> None:
+    out, err = client(
+        "import signal\n"
+        "for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT): signal.signal(number, signal.SIG_IGN)\n"
+        "with Sandbox.create() as box: print(box.shell('grep SigIgn /proc/self/status').stdout)"
+    ).communicate(timeout=60)
+    assert out.split() == ["SigIgn:", "0" * 16], err
