@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import shutil
 import statistics
@@ -44,6 +45,14 @@ def daemon() -> Iterator[None]:
             finally:
                 lookup.shut_down()
                 del os.environ["DOCKER_HOST"]
+
+
+def by_hand(box: Sandbox) -> tuple[str, list[str]]:
+    """A docker sandbox's container, and the options by which `docker run` makes one with the same host folders."""
+    container = docker("ps", "--quiet", "--filter", f"label=sandbox-gym.id={box.id}")
+    mounts = json.loads(docker("inspect", "--format", "{{json .HostConfig.Mounts}}", container))
+    folders = [f"--mount=type=bind,source={m['Source']},target={m['Target']},readonly" for m in mounts]
+    return container, ["--rm", "--network=none", "--entrypoint=", "--cpus=1", "--memory=1g", *folders]
 
 
 def run(quick: bool) -> list[Row]:
@@ -102,15 +111,15 @@ class Bare:
     def __init__(self, root: Path, size: int) -> None:
         self._size = size
         self._made: list[str] = []
-        self._images = [_docker("import", "-", stdin=root)]
-        self._root = Path(_docker("info", "-f", "{{.DockerRootDir}}"))
+        self._images = [docker("import", "-", stdin=root)]
+        self._root = Path(docker("info", "-f", "{{.DockerRootDir}}"))
         self._checkpoints = 0
         self._first = self._create(self._images[0])
-        _docker("start", self._first)
+        docker("start", self._first)
 
     def _create(self, image: str) -> str:
         options = ["--network=none", "--log-driver=none", "--interactive", "--security-opt=no-new-privileges"]
-        container = _docker("create", *options, image, "/usr/bin/python3", "-c", _PROGRAM, str(self._size))
+        container = docker("create", *options, image, "/usr/bin/python3", "-c", _PROGRAM, str(self._size))
         self._made.append(container)
         return container
 
@@ -118,8 +127,8 @@ class Bare:
         """Seconds for its memory and disk; restores are of the last."""
         self._checkpoints += 1
         start = time.perf_counter()
-        _docker("checkpoint", "create", "--leave-running", self._first, f"c{self._checkpoints}")
-        self._images.append(_docker("commit", self._first))
+        docker("checkpoint", "create", "--leave-running", self._first, f"c{self._checkpoints}")
+        self._images.append(docker("commit", self._first))
         return time.perf_counter() - start
 
     def restore(self, n: int = 1) -> float:
@@ -128,7 +137,7 @@ class Bare:
             start = time.perf_counter()
             copies = list(pool.map(lambda _: self._restore(), range(n)))
             took = time.perf_counter() - start
-        _docker("rm", "--force", *copies)
+        docker("rm", "--force", *copies)
         self._made = [container for container in self._made if container not in copies]
         return took
 
@@ -138,18 +147,18 @@ class Bare:
         target = self._root / f"containers/{copy}/checkpoints/{name}"
         shutil.copytree(source, target)
         (target / "unique").write_text(copy)
-        _docker("start", "--checkpoint", name, copy)
+        docker("start", "--checkpoint", name, copy)
         return copy
 
     def __enter__(self) -> Bare:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        _docker("rm", "--force", *self._made)
-        _docker("rmi", "--force", *reversed(self._images))  # children first
+        docker("rm", "--force", *self._made)
+        docker("rmi", "--force", *reversed(self._images))  # children first
 
 
-def _docker(*words: str, stdin: Path | None = None) -> str:
+def docker(*words: str, stdin: Path | None = None) -> str:
     """What a command prints. `stdin`: a folder that it is given as an archive."""
     with contextlib.ExitStack() as stack:
         tar = None

@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import io
-import json
 import subprocess
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks._backends_docker import by_hand
 from sandbox_gym.tasks import Task, prepared, verdict
 
 _PATIENCE = 120.0  # seconds of any command beside a check
@@ -38,18 +38,9 @@ class Bare:
         self.task = task
         with prepared._create(task, "docker") as box:
             prepared._fill(box, task)
-            container = (
-                _docker("ps", "-q", "--filter", f"label=sandbox-gym.id={box.id}").stdout.decode().strip()
-            )
+            container, options = by_hand(box)
             self._image = _docker("commit", container).stdout.decode().strip()
-            [facts] = json.loads(_docker("inspect", container).stdout)
-        self._options = [
-            *("--detach", "--rm", "--network=none", "--entrypoint=", "--cpus=1", "--memory=1g"),
-            *(
-                f"--mount=type=bind,source={mount['Source']},target={mount['Target']},readonly"
-                for mount in facts["HostConfig"]["Mounts"]
-            ),
-        ]
+        self._options = ["--detach", *options]
         # As a grader of ours leaves it out: so both run the same tests of the same files.
         self._left_out = [f":(exclude,glob)**/{name}" for name in task.protected]
 

@@ -10,9 +10,12 @@ or up to 500 with a policy that balances the pole. The floor is one plain proces
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium
@@ -20,9 +23,11 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 import sandbox_gym  # noqa: F401  # registers Sandbox-v0
+from benchmarks._backends_docker import by_hand, daemon, docker
 from benchmarks._plain import PlainLanes
 from benchmarks._report import Row, main, progress
 from sandbox_gym._spares import forget
+from sandbox_gym.sandbox import Sandbox
 
 _ENV = "CartPole-v1"
 _BARS = {8: 2.0, 32: 3.5}
@@ -124,6 +129,26 @@ def resets(n: int, seconds: float) -> float:
         env.close()
 
 
+def docker_runs(n: int) -> float:
+    """Episodes begun per second by `docker run` for each, as many at once as there are cores."""
+    code = f"import gymnasium; gymnasium.make({_ENV!r}).reset(seed=0)"
+    with daemon(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a disk's limit
+        with Sandbox.create(backend="docker") as box:
+            container, options = by_hand(box)
+            image = docker("inspect", "--format", "{{.Image}}", container)
+            python = str(box.run_code("import sys; print(sys.executable)").stdout).strip()
+
+            def begin(_: int) -> None:
+                docker("run", *options, image, python, "-c", code)
+
+            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+                begin(0)
+                start = time.perf_counter()
+                list(pool.map(begin, range(n)))
+                return n / (time.perf_counter() - start)
+
+
 def run(quick: bool) -> list[Row]:
     rounds, seconds = (5, 0.5) if quick else (15, 1.0)
     progress("creation")
@@ -153,7 +178,9 @@ def run(quick: bool) -> list[Row]:
         name = f"steps/s, {n} lanes, default (fresh=snapshot), balancing"
         rows.append(Row(name, rates["snapshot"], "1/s", "AsyncVectorEnv", rates["async"]))
     progress("resets")
-    return [*rows, Row("resets to a fresh sandbox, 32 lanes", resets(32, 2.0 if quick else 10.0), "1/s")]
+    rate, bare_rate = resets(32, 2.0 if quick else 10.0), docker_runs(10 if quick else 50)
+    name = "resets to a fresh sandbox, 32 lanes"
+    return [*rows, Row(name, rate, "1/s", "`docker run` for each", bare_rate, 100, more_is_better=True)]
 
 
 if __name__ == "__main__":
