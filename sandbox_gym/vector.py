@@ -140,7 +140,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
         """One step of every lane. Raises SandboxDied when the supervisor is gone: `reset` starts another."""
         self._check_open()
         lanes, over, again = self._all, [], []
-        if self._ended.any():
+        if np.count_nonzero(self._ended):
             over, lanes = np.flatnonzero(self._ended).tolist(), np.flatnonzero(~self._ended).tolist()
             if self.autoreset_mode is AutoresetMode.DISABLED:
                 raise AssertionError(f"lanes {over} have ended: reset them first")
@@ -167,7 +167,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
         if failures or self._struck:
             self._count_strikes(lanes, failures)
         self._ended = terminations | truncations
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and self._ended.any():
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and np.count_nonzero(self._ended):
             merged = self._reset_now(np.flatnonzero(self._ended).tolist(), infos, failures)
             self._ended = np.zeros(self.num_envs, np.bool_)
         else:

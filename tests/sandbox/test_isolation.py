@@ -403,4 +403,6 @@ def test_a_guest_ignores_no_signal_that_its_client_does(client: Callable[..., su
         "for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT): signal.signal(number, signal.SIG_IGN)\n"
         "with Sandbox.create() as box: print(box.shell('grep SigIgn /proc/self/status').stdout)"
     ).communicate(timeout=60)
-    assert out.split() == ["SigIgn:", "0" * 16], err
+    word, mask = out.split()
+    # 32 and 33 are the C library's own, which its posix_spawn leaves ignored.
+    assert (word, int(mask, 16) & ~(3 << 31)) == ("SigIgn:", 0), err
