@@ -97,17 +97,25 @@ def root_parallel(env: object, mcts: MCTS, *, num_workers: int, timeout: float =
     deadline = actors.Deadline(timeout)
     _connect()
     parcel, shared = depart(env), ray.put(mcts)
-    task = ray.remote(_search).options(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")
-    refs: list[Any] = []
+    made = ray.remote(_Searcher).options(
+        num_cpus=1, max_restarts=_RETRIES, max_task_retries=_RETRIES, scheduling_strategy="SPREAD"
+    )
+    searchers: dict[Any, Any] = {}  # by the answer that is waited for
+    parts: dict[Any, Findings] = {}
     try:
         for i in range(num_workers):
             seed = int(np.random.SeedSequence([mcts.seed, i]).generate_state(1)[0])
-            refs.append(task.remote(parcel, shared, seed))
-        parts = actors.get(refs, deadline.left(), f"root_parallel within {timeout} s")
+            searcher = made.remote()
+            searchers[searcher.search.remote(parcel, shared, seed)] = searcher
+        order = list(searchers)
+        while searchers:
+            ready, late = ray.wait(list(searchers), timeout=deadline.left())
+            ref = (ready or late)[0]
+            parts[ref] = actors.get(ref, deadline.left(), f"root_parallel within {timeout} s")
+            actors.end([searchers.pop(ref)])  # another may wait for its CPU
     finally:
-        for ref in refs:
-            ray.cancel(ref, force=True)  # does nothing to those that are done
-    return merge(parts)
+        actors.end(list(searchers.values()))
+    return merge([parts[ref] for ref in order])
 
 
 def leaf_parallel(env: object, mcts: MCTS, *, num_workers: int, timeout: float = 600.0) -> SearchResult:
@@ -131,10 +139,14 @@ def _connect() -> None:
         ray.init()
 
 
-def _search(parcel: Parcel, mcts: MCTS, seed: int) -> Findings:
-    """One of `root_parallel`'s, in a worker process."""
-    env = arrive(parcel)
-    try:
-        return findings(replace(mcts, seed=seed).search(env))
-    finally:
-        env.close()
+class _Searcher:
+    """One of `root_parallel`'s, in a worker process. No task: Ray aborts the process that cancels one in the moment in
+    which that ends (ray-project/ray#54798; so does 2.60), while an actor can be ended at any.
+    """
+
+    def search(self, parcel: Parcel, mcts: MCTS, seed: int) -> Findings:
+        env = arrive(parcel)
+        try:
+            return findings(replace(mcts, seed=seed).search(env))
+        finally:
+            env.close()
