@@ -29,11 +29,10 @@ test-engines-and-ray:
 	$(PYTEST) -m "not slow" $(ENGINE_TESTS)
 	HOME=$$HOME_ASIDE .venv-oldest/bin/python -m pytest -q -p no:cacheprovider -m "not slow" $(OLDEST_TESTS)
 
-# What `make test` leaves out.
+# What `make test` leaves out; none of it needs Ray.
 test-slow: setup
 	@set -e; HOME_ASIDE=$$(mktemp -d); export HOME_ASIDE; trap 'rm -rf "$$HOME_ASIDE"' EXIT; set -x; \
-	$(PYTEST) -m slow $(addprefix --ignore=,$(RAY_TESTS)); \
-	HOME=$$HOME_ASIDE .venv-oldest/bin/python -m pytest -q -p no:cacheprovider -m slow $(RAY_TESTS)
+	$(PYTEST) -m slow $(addprefix --ignore=,$(RAY_TESTS))
 
 lint: setup
 	$(PYTHON_IN_VENV) -m ruff format --check
