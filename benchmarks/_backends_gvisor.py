@@ -33,7 +33,7 @@ for line in sys.stdin: print(line, end='', flush=True)
 
 
 def run(quick: bool) -> list[Row]:
-    rounds = 8 if quick else 30
+    rounds = 16 if quick else 30
     with tempfile.TemporaryDirectory(prefix="sandbox-gym-bench-") as folder:
         root = small_root(Path(folder))
         with (

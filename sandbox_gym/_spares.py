@@ -16,6 +16,7 @@ from sandbox_gym.hosting import Remote, make, plain
 from sandbox_gym.sandbox import Sandbox
 
 _BATCH = 8  # copies that the background thread asks for at once
+_MOST_RETIRED = 64  # sandboxes that wait for their end
 _KEPT = 4  # warmed guests that wait for another vector environment of the same kind
 
 
@@ -100,10 +101,15 @@ class Spares:
         return taken
 
     def retire(self, boxes: Sequence[Sandbox]) -> None:
-        """Ends sandboxes in the background."""
+        """Ends sandboxes in the background; here, where that falls behind: they count among the living until they are
+        gone.
+        """
         with self._changed:
             self._retired += boxes
+            late, self._retired = self._retired[:-_MOST_RETIRED], self._retired[-_MOST_RETIRED:]
             self._wake()
+        for box in late:
+            box.terminate()
 
     def close(self) -> None:
         """Ends every copy that nobody took, and those retired. Idempotent; returns when they are gone."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
+from sandbox_gym._spares import Spares
 from sandbox_gym.errors import SandboxDied, SandboxError
 from sandbox_gym.sandbox import Sandbox
 from tests.conftest import kill_guest
@@ -191,6 +192,18 @@ def test_close_leaves_nothing(lanes: Lanes) -> None:
     assert len(Sandbox.list()) >= before + 4
     env.close()
     assert len(Sandbox.list()) == before
+
+
+def test_resets_that_outrun_the_end_of_old_copies_wait_for_it(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Spares, "_wake", lambda self: None)  # the thread that ends them gets no time at all
+    before = len(Sandbox.list())
+    env = lanes(16, "CartPole-v1", autoreset_mode="Disabled")
+    for _ in range(8):
+        env.reset()
+    assert len(Sandbox.list()) - before <= 16 + 64
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Blackjack-v1"])
