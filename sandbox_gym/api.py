@@ -87,6 +87,7 @@ class SandboxSpec:
     image: str | None = None  # the digest of the unpacked image whose root file system that is
     workdir: str | None = None  # where programs start; None: /workspace
     network: Allow | None = None  # what it may reach; None: nothing
+    in_place: Sequence[str] = ()  # packages' folders that are shown too: what editable installs lead to
 
 
 def make_mounts(mounts: Sequence[str | os.PathLike[str] | tuple[Any, Any] | Mount]) -> tuple[Mount, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +184,17 @@ def make_env(env_id: str | None = None, *, entry_point: str | None = None, **kwa
         from sandbox_gym.envs.terminal import TerminalEnv
 
         return TerminalEnv(**kwargs)
+    caller = sys._getframe(1)
+    if caller.f_globals.get("__name__") == "gymnasium.envs.registration":
+        # It tells nobody else, and a wrapper outside counts on when the sandbox is restored.
+        limit = caller.f_locals.get("max_episode_steps")
+        if limit is not None and limit > 0:
+            warnings.warn(
+                f"gymnasium.make counts max_episode_steps={limit} outside of the sandbox, where snapshots, branches "
+                f"and rollouts know nothing of it: give env_kwargs={{'max_episode_steps': {limit}}} instead",
+                RuntimeWarning,
+                stacklevel=3,
+            )
     return SandboxEnv(env_id, entry_point=entry_point, **kwargs)
 
 

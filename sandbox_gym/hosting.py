@@ -75,6 +75,12 @@ class Trajectory:
         return len(self.rewards)
 
 
+_ELSEWHERE = (
+    " (in the sandbox, which has what is installed here, and no folder of yours: give python_path=['/your/folder'], or "
+    "set PYTHONPATH. What this process registered is not registered there: entry_point='module:Class' does without)"
+)
+
+
 def guest_error(error: GuestError, name: str) -> Exception:
     """What the hosted environment raised, as the same class where that is Gymnasium's or a plain builtin, else as a
     SandboxError. The guest's traceback is a note on it.
@@ -118,8 +124,16 @@ def broken(box: Sandbox, error: Exception) -> Exception:
 
 
 def make(box: Sandbox, request: dict[str, Any], *, timeout: float) -> Hosting:
-    """Makes the environment in the sandbox. `request`: the arguments of `Hosted`'s MAKE."""
-    answer = call(box, Op.MAKE, plain(request, "env_kwargs"), timeout=timeout)
+    """Makes the environment in the sandbox. `request`: the arguments of `Hosted`'s MAKE. Raises TypeError or ValueError
+    for an `entry_point` that is none, and what making it raises there.
+    """
+    _check_entry_point(request["entry_point"])
+    try:
+        answer = call(box, Op.MAKE, plain(request, "env_kwargs"), timeout=timeout)
+    except (ModuleNotFoundError, gymnasium.error.NameNotFound) as error:
+        extended = type(error)(f"{error}{_ELSEWHERE}")
+        vars(extended).update(vars(error))
+        raise extended from None
     try:
         metadata, spec, mode = dict(answer["metadata"]), dict(answer["spec"]), answer["render_mode"]
         metadata["render_modes"] = [str(name) for name in metadata.get("render_modes") or ()]
@@ -127,6 +141,13 @@ def make(box: Sandbox, request: dict[str, Any], *, timeout: float) -> Hosting:
         return Hosting(*spaces, metadata, None if mode is None else str(mode), str(answer["name"]), spec)
     except (WireError, KeyError, TypeError, ValueError) as error:
         raise broken(box, error) from None
+
+
+def _check_entry_point(value: Any) -> None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"entry_point is text, 'module:Class', which the sandbox imports, not {value!r}")
+    if value is not None and value.count(":") != 1:
+        raise ValueError(f"entry_point is 'module:Class', not {value!r}")
 
 
 class Remote:

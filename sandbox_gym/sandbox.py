@@ -91,7 +91,8 @@ class Sandbox(GuestCalls):
         `pids` (256): limits; None is no limit. `env`: all of the guest's environment that is yours; none of the host's
         goes in. `network`: what it may reach, as `Allow([...])`; None is nothing. `mounts`: host folders to show,
         read-only: a path, or (source, target). `python_path`: folders of this host's that its Python finds packages in
-        (no `image`); None is all of this process's, where it was installed from too. `ttl`, `idle_timeout`: seconds
+        (no `image`); None is what is installed for this process's Python, and PYTHONPATH; never the folder of a script,
+        or the working directory. `ttl`, `idle_timeout`: seconds
         until it ends, and until it stops for want of calls; with `ephemeral=False` an idle one is only put to rest, and
         wakes at the next call.
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _PATIENCE = 5.0  # seconds in which everything must be gone
 
+# Guests host the tests' own environments, which are in no installed package.
+os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
+
 # A shell's background jobs ignore it, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import dataclasses
 import os
 import secrets
 import time
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from sandbox_gym.api import Deviation, Live, SandboxSpec, Taken
-from sandbox_gym.backends.shared.supervised import python_path
+from sandbox_gym.backends.shared import host_python
 from sandbox_gym.errors import BackendUnavailable, SandboxDied, SandboxError, SnapshotError
 from sandbox_gym.network import Allow, NetworkRecord
 
@@ -68,7 +67,7 @@ class DockerBackend:
         until = time.monotonic() + timeout
         self._tend()
         if spec.rootfs is None and spec.python_path is None:
-            spec = dataclasses.replace(spec, python_path=python_path())
+            spec = host_python.seen(spec)
         with self._population.room([name]):
             root = self._roots.get(spec, until)
             return self._maker.make(spec, root, None, spec.network, name, secrets.token_hex(6), until)

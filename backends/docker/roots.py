@@ -50,7 +50,7 @@ class Roots:
 
     def get(self, spec: SandboxSpec, deadline: float) -> Root:
         """Raises BackendUnavailable where it can't hold a guest, SandboxTimeout."""
-        key = repr((spec.rootfs, spec.env.get("PATH"), spec.mounts, spec.python_path))
+        key = repr((spec.rootfs, spec.env.get("PATH"), spec.mounts, spec.python_path, spec.in_place))
         with self._lock:
             if key not in self._made:
                 self._made[key] = self._make(spec, deadline)

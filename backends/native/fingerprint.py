@@ -66,7 +66,7 @@ def lacks(facts_there: Mapping[str, Any], spec: SandboxSpec) -> list[str]:
         found += _other_python(there["python"], here["python"])
         found += [
             f"{path}, of its sys.path, is not here"
-            for path in spec.python_path or ()
+            for path in (*(spec.python_path or ()), *spec.in_place)
             if not os.path.isdir(path)
         ]
     elif spec.image is not None and not os.path.isdir(spec.rootfs):

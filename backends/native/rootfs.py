@@ -139,7 +139,7 @@ def _host(spec: SandboxSpec, folder: Path, root: Path, privileged: bool) -> Root
     device = os.stat("/").st_dev
     for path in (*_SYSTEM, *_CONFIG_FOLDERS):
         _show(path, root, rootfs, device, privileged)
-    for path in python_folders(spec.python_path or ()):
+    for path in python_folders([*(spec.python_path or ()), *spec.in_place]):
         _show(path, root, rootfs, device, privileged)
     return rootfs
 

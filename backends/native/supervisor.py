@@ -161,7 +161,7 @@ class Supervisor:
     def _family(self, spec: SandboxSpec) -> Family:
         """What sandboxes of this spec share; their root file system is made once. Raises BackendUnavailable."""
         self._check_limits(spec.limits)
-        key = repr((spec.rootfs, spec.env.get("PATH"), spec.mounts, spec.python_path))
+        key = repr((spec.rootfs, spec.env.get("PATH"), spec.mounts, spec.python_path, spec.in_place))
         if key not in self._families:
             folder = self._folder / "base" / str(len(self._families))
             try:

@@ -5,7 +5,6 @@ socket, and ends with the lifeline.
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import json
 import os
 import socket
@@ -24,7 +23,7 @@ from sandbox_gym import errors
 from sandbox_gym.api import Live, SandboxSpec
 from sandbox_gym.network import Allow, NetworkRecord
 
-from . import protocol, registry
+from . import host_python, protocol, registry
 
 _START_TIMEOUT = 30.0
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from {module} import main; main()"
@@ -150,7 +149,7 @@ class Supervised:
 
     def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
         if spec.rootfs is None and spec.python_path is None:
-            spec = dataclasses.replace(spec, python_path=python_path())
+            spec = host_python.seen(spec)
         request = {"op": "create", "spec": protocol.spec_to_json(spec), "name": name, "timeout": timeout}
         request["budgeted"] = True
         message, fds = self._ask(request, timeout)
@@ -239,23 +238,6 @@ class Supervised:
 def max_sandboxes() -> str:
     """How many may live at once under one supervisor."""
     return os.environ.get("SANDBOX_GYM_MAX_SANDBOXES", "1024")
-
-
-def python_path() -> list[str]:
-    """What of this process's sys.path the guest gets too: installed folders and PYTHONPATH. Never the script's folder,
-    the working directory or anything above a home folder: those may hold secrets (pass `mounts=` for code of yours).
-    """
-    home = os.path.expanduser("~")
-    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    script = os.path.dirname(os.path.abspath(main_file)) if main_file else os.getcwd()
-    found: list[str] = []
-    for entry in sys.path:
-        path = os.path.realpath(entry)
-        above_home = home == path or home.startswith(path.rstrip("/") + "/")
-        implicit = path == os.path.realpath(script) and sys.path.count(entry) == 1
-        if entry and os.path.isdir(path) and not above_home and not implicit and entry not in found:
-            found.append(entry)
-    return found
 
 
 def _close(sock: socket.socket | None) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -236,8 +238,37 @@ def test_close_is_idempotent_and_final(sandboxed: Make) -> None:
 def test_make_wraps_it_as_any_environment() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        env = gym.make("sandbox_gym:Sandbox-v0", env_id="CartPole-v1", max_episode_steps=2, step_timeout=5.0)
+        env = gym.make("sandbox_gym:Sandbox-v0", env_id="CartPole-v1", step_timeout=5.0)
     assert isinstance(env.unwrapped, SandboxEnv)
+    env.reset(seed=0)
+    env.close()
+
+
+def test_a_limit_that_snapshots_know_nothing_of_is_told() -> None:
+    with pytest.warns(
+        RuntimeWarning, match=r"max_episode_steps=2 outside .* env_kwargs=\{'max_episode_steps': 2\}"
+    ) as told:
+        env = gym.make("Sandbox-v0", env_id="CartPole-v1", max_episode_steps=2)
+    assert told[0].filename == __file__
     env.reset(seed=0)
     assert [env.step(0)[3] for _ in range(2)] == [False, True]
     env.close()
+
+
+def test_an_environment_that_the_sandbox_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_mine.py").write_text("from tests.env.toys import Dice")
+    with pytest.raises(ModuleNotFoundError, match=r"of_mine.*python_path=\['/your/folder'\]"):
+        gym.make("Sandbox-v0", entry_point="of_mine:Dice")
+    given = [str(tmp_path), os.environ["PYTHONPATH"]]
+    gym.make("Sandbox-v0", entry_point="of_mine:Dice", python_path=given).close()
+    monkeypatch.setitem(
+        gym.registry, "Mine-v0", gym.envs.registration.EnvSpec("Mine-v0", entry_point="of_mine:Dice")
+    )
+    with pytest.raises(gym.error.NameNotFound, match=r"Mine.*entry_point='module:Class' does without"):
+        gym.make("Sandbox-v0", env_id="Mine-v0")
+    with pytest.raises(TypeError, match="text, 'module:Class'"):
+        gym.make("Sandbox-v0", entry_point=SandboxEnv)
+    with pytest.raises(ValueError, match=r"'module:Class', not 'of_mine\.Dice'"):
+        gym.make("Sandbox-v0", entry_point="of_mine.Dice")
