@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ ENABLE = (
 OPTIONS = ("tcp-established", "file-locks", "ext-unix-sk", "link-remap", "network-lock skip")
 CONFIGURE = f"options for criu go into /etc/criu/runc.conf, one a line: {', '.join(OPTIONS)}"
 _MOST_LOG = 1 << 20
+_TEMPORARY = "/tmp"  # containerd's, where its service says nothing else
 
 
 class Checkpoints:
@@ -118,6 +121,19 @@ class Checkpoints:
             if checkpoint:
                 raise SnapshotError(f"a copy can't be made: {_explained(str(refused))}") from None
             raise BackendUnavailable(f"a container can't be started: {refused}") from None
+        finally:
+            if checkpoint:
+                _drop_unpacked(container)
+
+
+def _drop_unpacked(container: str) -> None:
+    """containerd unpacks the checkpoint that it starts from into a temporary folder, which it leaves there: the memory
+    of a guest.
+    """
+    for mark in glob.glob(f"{_TEMPORARY}/ctrd-checkpoint*/{container}.unique"):
+        folder = os.path.dirname(mark)
+        if os.lstat(folder).st_uid == 0:  # in a folder where anyone may make some
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _gone_or(refused: Refused, container: str) -> SandboxError:

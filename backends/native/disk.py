@@ -13,7 +13,6 @@ import os
 import shutil
 import struct
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -165,17 +164,20 @@ class BtrfsStore:
         self._count = 0
         self._numbers: numbers.Numbers | None = None
         self._uuid = str(uuid.uuid4())
-        image = tempfile.NamedTemporaryFile(prefix="sandbox-gym-disk-", dir=image_folder())
+        # Never with a name, which a kill would leave; the loop device keeps it until the last mount of it is gone.
+        image = os.open(image_folder(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        path = f"/proc/self/fd/{image}"
         try:
-            size = min(_SPARSE_BYTES, max(1 << 30, shutil.disk_usage(image.name).free))
-            os.truncate(image.name, size)
-            command = ["mkfs.btrfs", "-q", "-K", "-U", self._uuid, "-m", "single", "-d", "single", image.name]
+            size = min(_SPARSE_BYTES, max(1 << 30, shutil.disk_usage(image_folder()).free))
+            os.truncate(image, size)
+            command = ["mkfs.btrfs", "-q", "-K", "-U", self._uuid, "-m", "single", "-d", "single", path]
             self._kind_of_space = "mixed" if size < _MIXED_BELOW else "data"
             if size < _MIXED_BELOW:
                 command.append("--mixed")
-            subprocess.run(command, check=True, capture_output=True, timeout=30)
-            command = ["mount", "-t", "btrfs", "-o", "loop,noatime,nodatasum", image.name, self._folder]
-            subprocess.run(command, check=True, capture_output=True, timeout=30)
+            subprocess.run(command, check=True, capture_output=True, timeout=30, pass_fds=[image])
+            options = ["--no-canonicalize", "-o", "loop,noatime,nodatasum"]
+            command = ["mount", "-t", "btrfs", *options, path, self._folder]
+            subprocess.run(command, check=True, capture_output=True, timeout=30, pass_fds=[image])
         except FileNotFoundError as error:
             raise BackendUnavailable(
                 f"{error.filename} is missing: apt-get install btrfs-progs mount"
@@ -185,7 +187,7 @@ class BtrfsStore:
                 f"{command[0]} failed: {error.stderr.decode(errors='replace').strip()}"
             ) from None
         finally:
-            image.close()  # unlinked: the loop device keeps the file until the last mount of it is gone
+            os.close(image)
         _bypass_cache(self._folder)
         self._root = os.open(self._folder, os.O_RDONLY)
         try:

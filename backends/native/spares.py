@@ -117,10 +117,14 @@ class Userns:
         self._factory: NetnsFactory | None = None
 
     def network(self) -> tuple[int, socket.socket, socket.socket]:
-        """See `NetnsFactory.take`."""
+        """See `NetnsFactory.take`. One that was killed is replaced."""
         if self._factory is None:
             self._factory = NetnsFactory(self.fd)
-        return self._factory.take()
+        try:
+            return self._factory.take()
+        except ConnectionError:
+            self._factory = NetnsFactory(self.fd)
+            return self._factory.take()
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -144,12 +148,15 @@ class NetnsFactory:
 
     def take(self) -> tuple[int, socket.socket, socket.socket]:
         """A network namespace that nothing is in, and a pair of stream sockets made there. Raises OSError when the
-        kernel makes no more.
+        kernel makes no more, ConnectionError when the process is gone.
         """
         block, ancillary, _, _ = self._ours.recvmsg(64, socket.CMSG_SPACE(3 * 4), socket.MSG_CMSG_CLOEXEC)
-        self._ours.send(b"1")
+        if not block:
+            raise ConnectionError("the process that makes network namespaces is gone")
+        with contextlib.suppress(ConnectionError):  # the next one notices
+            self._ours.send(b"1")
         if block != b"ok":
-            raise OSError(int(block or b"5"), "no network namespace could be made")
+            raise OSError(int(block), "no network namespace could be made")
         netns, control, theirs = array.array("i", ancillary[0][2])
         return netns, socket.socket(fileno=control), socket.socket(fileno=theirs)
 

@@ -51,6 +51,7 @@ def build(description: Any) -> Space[Any]:
         AttributeError,
         AssertionError,
         OverflowError,
+        SyntaxError,  # of numpy, for a dtype with a comma in it
     ) as error:
         raise WireError(f"no description of a space: {type(error).__name__}: {error}") from None
 

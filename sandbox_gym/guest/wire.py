@@ -237,7 +237,10 @@ def decode(meta: bytes, data: memoryview) -> Any:
         return _unpack(json.loads(meta.decode("utf-8", "surrogatepass")), _Source(data))
     except WireError:
         raise
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError, MemoryError) as error:
+    except (
+        *(ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError, MemoryError),
+        SyntaxError,  # of numpy, for a dtype with a comma in it
+    ) as error:
         raise WireError(f"a value can't be decoded: {type(error).__name__}: {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import textwrap
 import time
@@ -33,6 +34,7 @@ while True:
 
 
 def test_copies_are_alike_and_sealed(box: Sandbox) -> None:
+    unpacked = set(glob.glob("/tmp/ctrd-checkpoint*"))  # which have a guest's memory
     box.run_code("import random; random.seed(7); x = [1]")
     box.write_file("/workspace/f", "before")
     snapshot = box.snapshot()
@@ -51,6 +53,7 @@ def test_copies_are_alike_and_sealed(box: Sandbox) -> None:
             f"({n}, '{n}')" for n in range(4)
         ]
         assert box.run_code("x").value == "[1, 2]" and box.read_text("/workspace/f") == "after"
+        assert set(glob.glob("/tmp/ctrd-checkpoint*")) <= unpacked
     finally:
         for copy in copies:
             copy.terminate()

@@ -141,7 +141,9 @@ junk = st.recursive(
             optional={
                 "v": inner | st.lists(inner, max_size=3),
                 "p": inner | st.tuples(st.integers(-5, 20), st.integers(-5, 20)),
-                "d": st.sampled_from(["<f8", "O", "|S0", "<U3", "M8[ns]", "V8", "f8,i4", "(2,)f8", "", "x"])
+                "d": st.sampled_from(
+                    ["<f8", "O", "|S0", "<U3", "M8[ns]", "V8", "f8,i4", ",", "(2,)f8", "", "x"]
+                )
                 | inner,
                 "s": inner | st.lists(st.integers(-2, 2**40), max_size=4),
             },

@@ -137,6 +137,22 @@ def test_the_supervisor_or_its_janitor_is_killed(
     assert process.returncode == 0
 
 
+def test_what_makes_network_namespaces_is_killed(client: Client) -> None:
+    code = """
+print("ready", flush=True); input()
+made = [Sandbox.create() for _ in range(3)] + copies[0].fork(20)  # more than are made ahead
+print(sum(one.run_code("1").ok for one in made))
+"""
+    process, facts = start(client, code)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    spaces = f"/proc/{facts['supervisor']}/ns/pid"
+    for child in Path(f"/proc/{facts['supervisor']}/task/{facts['supervisor']}/children").read_text().split():
+        if os.readlink(f"/proc/{child}/ns/pid") == os.readlink(spaces):  # no guest
+            os.kill(int(child), signal.SIGKILL)
+    out, err = process.communicate("\n", timeout=60)
+    assert out == "23\n", err
+
+
 def test_a_call_under_way_hears_that_the_supervisor_is_gone(client: Client) -> None:
     code = """
 try:
