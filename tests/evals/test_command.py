@@ -69,6 +69,21 @@ def test_the_command_goes_on_or_starts_over(command: Command, tmp_path: Path) ->
     assert len((tmp_path / "eval-output/results.jsonl").read_text().splitlines()) == 4
 
 
+@pytest.mark.parametrize("options", [[], ["--anew"]], ids=["", "anew"])
+def test_the_command_that_is_stopped_says_how_to_go_on(
+    options: list[str], command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "policies.py").write_text(
+        "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts these tests may have it ignored\n"
+        "def stop(task, box): os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    ran = command("tasks.jsonl", "--policy", "policies:stop", *options)
+    same = "the same command without --anew" if options else "the same command"
+    said = f"stopped; what is over is in eval-output, and {same} goes on from there"
+    assert (ran.returncode, ran.stdout, ran.stderr.splitlines()[-1]) == (130, "", said)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
