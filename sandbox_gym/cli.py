@@ -146,6 +146,7 @@ def _add_eval(commands: _Commands) -> None:
         metavar="FOLDER",
         help="for results and report (eval-output); what is there already is not run again",
     )
+    evaluation.add_argument("--anew", action="store_true", help="delete the results in it, and run all again")
     evaluation.set_defaults(run=_eval)
 
 

@@ -41,8 +41,10 @@ class Attempt:
 class Results:
     """A JSONL file of attempts, to add to. Those that failed by an error are not among `done`: they are run again."""
 
-    def __init__(self, path: Path, policy: str) -> None:
-        """Raises SandboxError when it is another policy's, or another process writes to it; OSError."""
+    def __init__(self, path: Path, policy: str, *, anew: bool = False) -> None:
+        """`anew`: what is in it is deleted. Raises SandboxError when it is another policy's, or another process writes
+        to it; OSError.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._file: IO[str] = open(path, "a+")
@@ -55,10 +57,13 @@ class Results:
             ) from None
         self.done: dict[tuple[str, str, int], Attempt] = {}
         try:
+            if anew:
+                self._file.truncate(0)
             for attempt in self._read(path):
                 if attempt.policy != policy:
                     raise SandboxError(
-                        f"{path} has attempts of policy {attempt.policy}, not {policy}: give --out another folder"
+                        f"{path} has attempts of policy {attempt.policy}, not {policy}: give --out another folder, "
+                        "or start it over with --anew"
                     )
                 if attempt.status != "error":
                     self.done[attempt.task, attempt.digest, attempt.number] = attempt

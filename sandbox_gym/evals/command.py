@@ -22,6 +22,7 @@ def run(options: argparse.Namespace) -> int:
             policies.find(options.policy),
             k=options.k,
             out=options.out,
+            anew=options.anew,
             workers=options.workers,
             timeout=options.timeout,
             backend=options.backend,
@@ -32,11 +33,12 @@ def run(options: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            f"stopped; what is over is in {options.out}, and the same command goes on from there",
-            file=sys.stderr,
-        )
+        same = "the same command without --anew" if options.anew else "the same command"
+        print(f"stopped; what is over is in {options.out}, and {same} goes on from there", file=sys.stderr)
         return 130
     print(summary.text())
-    print(f"{options.out}/report.html, {options.out}/results.jsonl")
+    if summary.from_before:
+        print("If the policy's code has changed since, --anew or another --out runs all attempts again")
+    whole = ", with all that each error says" if summary.errors else ""
+    print(f"{options.out}/report.html, {options.out}/results.jsonl{whole}")
     return 1 if summary.errors else 0

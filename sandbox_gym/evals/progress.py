@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,21 +14,24 @@ _EVERY = 10.0  # seconds between lines
 
 
 @contextmanager
-def shown(total: int, done: int, wanted: bool) -> Iterator[Callable[[Attempt], None]]:
-    """What to call with each attempt that is over. `done`: how many were before."""
+def shown(total: int, before: Sequence[Attempt], wanted: bool) -> Iterator[Callable[[Attempt], None]]:
+    """What to call with each attempt that is over. `before`: those that were already, which count too."""
     counts = {"solved": 0, "errors": 0}
 
     def count(attempt: Attempt) -> None:
         counts["solved"] += attempt.solved
         counts["errors"] += attempt.score is None
 
+    for attempt in before:
+        count(attempt)
     if not wanted:
         yield count
         return
-    bar = _bar(total, done)
+    bar = _bar(total, len(before))
     if bar is None:
-        yield _lines(total, done, counts, count)
+        yield _lines(total, len(before), counts, count)
         return
+    bar.set_postfix(counts)
 
     def tick(attempt: Attempt) -> None:
         count(attempt)

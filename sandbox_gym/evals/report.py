@@ -45,7 +45,8 @@ def _page(summary: Summary) -> str:
 <table><tr><th></th><th class=number>estimate</th><th class=number>95 % interval</th><th class=number>tasks</th></tr>
 {estimates}</table>
 <p>{score}{summary.errors} attempts have no score, since something else than the agent's work failed.
-It took {summary.seconds:.1f} s. Intervals are Wilson's, with each task as one observation.</p><p>{legend}</p>
+The attempts took {summary.attempt_seconds:.1f} s, added up.
+Intervals are Wilson's, with each task as one observation.</p><p>{legend}</p>
 <table><tr><th>task</th><th>attempts</th><th class=number>solved</th><th class=number>score</th>
 <th class=number>seconds</th></tr>{"".join(map(_row, summary.rows))}</table>
 <h2>Attempts</h2>{"".join(_details(attempt) for row in summary.rows for attempt in row.attempts)}

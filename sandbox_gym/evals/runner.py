@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox_gym._records import check_seconds
-from sandbox_gym.errors import GraderError, LimitExceeded, SandboxDied, SandboxError, SandboxTimeout
+from sandbox_gym.backends import lookup
+from sandbox_gym.errors import LimitExceeded, SandboxDied, SandboxError, SandboxTimeout
 from sandbox_gym.evals import progress, report
 from sandbox_gym.evals.attempts import Attempt, Results
 from sandbox_gym.evals.policies import Policy
@@ -30,6 +31,7 @@ def evaluate(
     *,
     k: int = 1,
     out: str | os.PathLike[str] | None = None,
+    anew: bool = False,
     workers: int | None = None,
     timeout: float = 1800.0,
     backend: str = "native",
@@ -40,28 +42,35 @@ def evaluate(
 
     `timeout`: seconds that the policy has for an attempt; then its sandbox is terminated, and the score is 0. `out`: a
     folder for results.jsonl, to which each attempt goes when it is over, and report.html. Where it has attempts of this
-    policy (by `name`: module and function) already, only what is missing, or failed by an error, is run.
+    policy (by `name`: module and function) already, only what is missing, or failed by an error, is run. Whether the
+    policy's code has changed since can't be seen: `anew` deletes what is there, and runs all.
 
     What a policy raises, and what this machine lacks, are errors of the attempt: counted apart, never as 0. But a
     sandbox that its agent has ended is judged, and scores 0.
 
-    Raises ValueError; SandboxError where `out` has attempts of another policy, or another process writes to it.
+    Raises ValueError; BackendUnavailable where this machine has no such backend; SandboxError where `out` has attempts
+    of another policy, or another process writes to it.
     """
     check_seconds("timeout", timeout)
     if k < 1 or (workers is not None and workers < 1):
         raise ValueError("k and workers are 1 or more")
     if len({task.id for task in tasks}) < len(tasks):
         raise ValueError("each task has an id of its own")
+    lookup.get(backend)  # before `anew` deletes anything for attempts that would all fail
     known = name or _name(policy)
-    results = Results(Path(out) / "results.jsonl", known) if out is not None else None
+    results = Results(Path(out) / "results.jsonl", known, anew=anew) if out is not None else None
     try:
+        if anew and out is not None:
+            # If this run is stopped, it would tell of attempts that are gone.
+            (Path(out) / "report.html").unlink(missing_ok=True)
         started = time.monotonic()
         runner = _Runner(policy, known, timeout, backend)
         wanted = [(task, number) for task in tasks for number in range(k)]
         done = results.done if results is not None else {}
-        attempts = [found for task, i in wanted if (found := done.get((task.id, task.digest, i))) is not None]
+        before = [found for task, i in wanted if (found := done.get((task.id, task.digest, i))) is not None]
         missing = [(task, i) for task, i in wanted if (task.id, task.digest, i) not in done]
-        with progress.shown(len(wanted), len(attempts), show_progress) as tick:
+        attempts = list(before)
+        with progress.shown(len(wanted), before, show_progress) as tick:
             for attempt in runner.run(missing, workers or os.cpu_count() or 1):
                 if results is not None:
                     results.add(attempt)
@@ -69,7 +78,7 @@ def evaluate(
                 tick(attempt)
         order = {task.id: i for i, task in enumerate(tasks)}
         attempts.sort(key=lambda attempt: (order[attempt.task], attempt.number))
-        summary = summarize(known, k, attempts, time.monotonic() - started)
+        summary = summarize(known, k, attempts, time.monotonic() - started, from_before=len(before))
         if out is not None:
             report.write(Path(out) / "report.html", summary)
         return summary
@@ -81,6 +90,10 @@ def evaluate(
 def _name(policy: Policy) -> str:
     function = getattr(policy, "__qualname__", type(policy).__qualname__)
     return f"{getattr(policy, '__module__', '')}:{function}"
+
+
+class _NotPrepared(Exception):
+    """Says what preparing the task has raised, for each attempt at it."""
 
 
 @dataclass
@@ -136,7 +149,7 @@ class _Runner:
             with self._base(task) as prepared, prepared.start() as box:
                 return self._play(prepared, box, number)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
+            said = str(error) if isinstance(error, _NotPrepared) else f"{type(error).__name__}: {error}"
             return self._record(task, number, "error", None, time.monotonic() - started, error=said)
 
     @contextmanager
@@ -150,7 +163,7 @@ class _Runner:
                     except Exception as error:
                         base.error = f"{type(error).__name__}: {error}"
             if base.prepared is None:
-                raise GraderError(base.error)
+                raise _NotPrepared(base.error)
             yield base.prepared
         finally:
             with base.lock:

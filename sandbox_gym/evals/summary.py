@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sandbox_gym.evals.attempts import Attempt
 
 _Z = 1.959964  # of 95 %
+_MOST_ERRORS, _MOST_OF_ONE = 3, 300  # kinds of errors in a terminal, characters of each
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class TaskRow:
 @dataclass(frozen=True)
 class Summary:
     """`pass_at`: by k, over the tasks that have k attempts with a score. `mean_score`: over tasks; None where no
-    attempt has one. `errors` are counted apart, and never as 0.
+    attempt has one. `errors` are counted apart, and never as 0. `seconds`: of this run. `from_before`: how many of the
+    attempts an earlier run had made, and this one has taken over.
     """
 
     policy: str
@@ -48,6 +51,12 @@ class Summary:
     mean_score: float | None
     errors: int
     seconds: float
+    from_before: int = 0
+
+    @property
+    def attempt_seconds(self) -> float:
+        """Of all attempts, policies and checks added up, whichever run made them."""
+        return math.fsum(a.seconds + a.check_seconds for row in self.rows for a in row.attempts)
 
     def text(self) -> str:
         """A few lines for a terminal."""
@@ -58,10 +67,27 @@ class Summary:
         if self.mean_score is not None:
             lines.append(f"score    {self.mean_score:.3f}")
         graded = sum(row.graded for row in self.rows)
-        lines.append(
-            f"{graded} attempts with a score, {self.errors} without (errors), in {self.seconds:.1f} s"
-        )
-        return "\n".join(lines)
+        said = f"{graded} attempts with a score, {self.errors} without (errors)"
+        if self.from_before:
+            ran = graded + self.errors - self.from_before
+            said += f"\n{self.from_before} of them were taken from before, {ran} were run now"
+        lines.append(f"{said}, in {self.seconds:.1f} s")
+        return "\n".join(lines + self._error_lines())
+
+    def _error_lines(self) -> list[str]:
+        """The first line of each error, the most frequent ones first."""
+        found = [a.error for row in self.rows for a in row.attempts if a.score is None]
+        kinds = Counter(map(_first_line, found)).most_common()
+        lines = [f"{count} x {said}" for said, count in kinds[:_MOST_ERRORS]]
+        rest = sum(count for _, count in kinds[_MOST_ERRORS:])
+        return [*lines, f"{rest} x other errors"] if rest else lines
+
+
+def _first_line(text: str) -> str:
+    """Without what would steer the terminal: an agent's output may be in it."""
+    line = text.strip().partition("\n")[0]
+    line = line if len(line) <= _MOST_OF_ONE else line[:_MOST_OF_ONE] + " ..."
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -76,7 +102,9 @@ def wilson(value: float, n: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def summarize(policy: str, k: int, attempts: Sequence[Attempt], seconds: float) -> Summary:
+def summarize(
+    policy: str, k: int, attempts: Sequence[Attempt], seconds: float, *, from_before: int = 0
+) -> Summary:
     by_task: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         by_task.setdefault(attempt.task, []).append(attempt)
@@ -91,6 +119,7 @@ def summarize(policy: str, k: int, attempts: Sequence[Attempt], seconds: float) 
         math.fsum(means) / len(means) if means else None,
         sum(row.errors for row in rows),
         seconds,
+        from_before,
     )
 
 

@@ -21,7 +21,8 @@ def load(source: Source, *, repos: str | PathLike[str] | None = None) -> list[Ta
 
     - a `.jsonl` file: a record a line; or a `.json` file with a record, or a list of them;
     - a folder of terminal-bench's (with a `task.yaml`), or of ours: `task.json`, and in `files/` and `hidden/` the
-      files of these fields; or a folder of such folders and of files as above, in the order of their names;
+      files of these fields; or a folder of such folders and of files as above, in the order of their names, but for
+      `*.solutions.jsonl`, which the generator of RepoRepair's tasks puts beside them;
     - a row (a mapping), or an iterable of rows, such as a data set of Hugging Face's.
 
     A row of SWE-bench's is known by its fields; `repos` is a folder with its repositories, each `owner/name`,
@@ -90,6 +91,8 @@ def _folder(path: Path, repos: Path | None) -> list[Task]:
         return [_own(path, repos)]
     found: list[Task] = []
     for entry in sorted(path.iterdir()):
+        if entry.name.endswith(".solutions.jsonl"):
+            continue  # they are no tasks, and lie where the tasks are
         if entry.suffix in (".json", ".jsonl") or (
             entry.is_dir() and any((entry / name).is_file() for name in ("task.json", "task.yaml"))
         ):

@@ -1,14 +1,11 @@
-"""Evals: attempts, errors apart from 0, going on where one has stopped, the report, the command."""
+"""Evals: attempts, errors apart from 0, going on where one has stopped, the report."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sandbox_gym import evals
-from sandbox_gym.errors import SandboxError
+from sandbox_gym.errors import BackendUnavailable, SandboxError
+from sandbox_gym.evals import progress
 from sandbox_gym.evals.attempts import Attempt
 from sandbox_gym.evals.policies import advantages, find
 from sandbox_gym.evals.summary import pass_at_k, summarize, wilson
@@ -27,7 +25,6 @@ ONE = Task(id="one", check="test -e done", solution="touch done", prompt="<b>Do 
 TWO = replace(
     ONE, id="two <two>", check="test $(cat count) -ge 2", setup=("echo 0 > count",), solution="echo 2 > count"
 )
-ROOT = Path(__file__).parents[2]
 
 
 def add_one(task: Task, box: Sandbox) -> None:
@@ -60,6 +57,17 @@ def test_a_summary_keeps_errors_apart() -> None:
     assert (found.errors, found.mean_score, found.rows[0].graded) == (1, 0.5, 3)
     assert "1 without (errors)" in found.text()
     assert summarize("p", 1, [attempt("a", 0, None)], 1.0).pass_at == {}
+
+
+def test_a_summary_says_what_the_errors_are() -> None:
+    said = ["B: \x1b[2J\nmore", "A: 1", "C", "A: 1", "D", "A: 1\nand more", "E"]
+    attempts = [Attempt("a", "d", "p", i, "error", None, 1.0, error=error) for i, error in enumerate(said)]
+    assert summarize("p", 1, attempts, 1.0).text().splitlines()[1:] == [
+        "3 x A: 1",
+        r"1 x B: \x1b[2J",
+        "1 x C",
+        "2 x other errors",
+    ]
 
 
 def test_advantages() -> None:
@@ -110,7 +118,28 @@ def test_what_is_an_error_and_what_is_zero() -> None:
     broken = replace(ONE, id="broken", setup=("exit 3",))
     found = evals.evaluate([ONE, broken], evals.reference, k=2)
     assert [row.errors for row in found.rows] == [0, 2]
-    assert "ended with 3" in found.rows[1].attempts[1].error
+    assert (
+        "TaskError: task broken: field 'setup': line 1, 'exit 3', ended with 3"
+        in found.text().splitlines()[-1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("nope", r"no backend 'nope': choose from .*native"),
+        ("docker:x", r"no docker daemon answers .*start one"),
+    ],
+)
+def test_a_backend_that_is_not_there_is_refused_before_all_else(
+    backend: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    evals.evaluate([ONE], evals.reference, out=tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises((ValueError, BackendUnavailable), match=said):
+        evals.evaluate([ONE], evals.reference, out=tmp_path, anew=True, backend=backend)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("heeds", [True, False], ids=["calls on", "hangs"])
@@ -183,6 +212,49 @@ def test_it_goes_on_where_it_has_stopped(tmp_path: Path) -> None:
         evals.evaluate([ONE], policy, out=tmp_path, name="mine")
 
 
+def test_what_is_from_before_is_said_to_be(tmp_path: Path) -> None:
+    first = evals.evaluate([ONE], evals.reference, k=2, out=tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    again = evals.evaluate([ONE], evals.reference, k=2, out=tmp_path)
+    assert (first.from_before, again.from_before) == (0, 2)
+    assert again.rows == first.rows
+    assert first.text().splitlines()[-1].startswith("2 attempts with a score, 0 without (errors), in ")
+    assert again.text().splitlines()[-1].startswith("2 of them were taken from before, 0 were run now, in ")
+    assert (tmp_path / "report.html").read_text() == page
+    assert f"The attempts took {again.attempt_seconds:.1f} s" in page
+    assert again.attempt_seconds == pytest.approx(
+        sum(attempt.seconds + attempt.check_seconds for attempt in first.rows[0].attempts)
+    )
+
+
+def test_progress_counts_what_is_from_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = (Attempt("a", "d", "p", number, "graded", 1.0, 1.0) for number in range(2))
+    with progress.shown(2, [old], True) as tick:
+        tick(new)
+    assert capsys.readouterr().err == "2 of 2 attempts, 2 solved, 0 errors\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress.shown(2, [old], True):
+        pass
+    bar = capsys.readouterr().err
+    assert "1/2" in bar and "solved=1" in bar
+
+
+def test_it_starts_over_when_told_to(tmp_path: Path) -> None:
+    evals.evaluate([ONE, TWO], evals.reference, out=tmp_path, name="mine")
+    with pytest.raises(SandboxError, match="or start it over with --anew"):
+        evals.evaluate([ONE], evals.nothing, out=tmp_path, name="another")
+
+    def looks(task: Task, box: Sandbox) -> None:
+        assert not (tmp_path / "report.html").exists()
+
+    found = evals.evaluate([ONE], looks, out=tmp_path, name="another", anew=True)
+    assert (found.mean_score, found.from_before) == (0.0, 0)
+    (line,) = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert json.loads(line)["policy"] == "another"
+
+
 def test_two_do_not_write_to_one_file(tmp_path: Path) -> None:
     said: list[str] = []
 
@@ -247,7 +319,7 @@ def test_a_group_from_one_prefix() -> None:
     assert [score * 2 - 1 for score in found.scores] == list(found.advantages)
 
 
-# ---- report and command ------------------------------------------------------------------------------------------
+# ---- report ------------------------------------------------------------------------------------------------------
 
 
 class _Page(HTMLParser):
@@ -274,58 +346,6 @@ def test_the_report_needs_nothing_else(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in text
     assert len(page.links) == 2
     assert all(link.startswith("#") and f'id="{link[1:]}"' in text for link in page.links)
-
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Command:
-    """`command(*arguments)`: runs `sandbox-gym eval` in `tmp_path`, which has tasks.jsonl and policies.py."""
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task.to_json()) + "\n" for task in (ONE, TWO)))
-    (tmp_path / "policies.py").write_text(
-        "def touch(task, box):\n    box.shell('touch done')\n\ndef fail(task, box):\n    raise KeyError('a')\n"
-    )
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "sandbox_gym", "eval", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-
-    return run
-
-
-def test_the_command(command: Command, tmp_path: Path) -> None:
-    ran = command("tasks.jsonl", "--policy", "policies:touch", "-k", "2", "--workers", "2")
-    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (0, "4 of 4 attempts, 2 solved, 0 errors")
-    assert ran.stdout.splitlines()[0].split()[:3] == ["pass@1", "50.0", "%"]
-    assert len((tmp_path / "eval-output/results.jsonl").read_text().splitlines()) == 4
-    assert (tmp_path / "eval-output/report.html").exists()
-    ran = command("tasks.jsonl", "--policy", "policies:fail", "--out", "other")
-    assert ran.returncode == 1
-    assert "2 without (errors)" in ran.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["no.jsonl", "--policy", "policies:touch"], "no such data set"),
-        (["tasks.jsonl", "--policy", "policies:nothing"], "module policies has no nothing"),
-        (["tasks.jsonl", "--policy", "policies"], "is named module:function"),
-        (["tasks.jsonl", "--policy", "policies:touch", "-k", "0"], "k and workers are 1 or more"),
-    ],
-)
-def test_the_command_says_what_is_wrong(arguments: list[str], said: str, command: Command) -> None:
-    ran = command(*arguments)
-    assert ran.returncode == 2
-    assert said in ran.stderr
-    assert "Traceback" not in ran.stderr
 
 
 def test_policies_by_name() -> None:

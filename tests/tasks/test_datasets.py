@@ -50,6 +50,12 @@ def test_folders(tmp_path: Path) -> None:
     assert load(folder) == [first]
 
 
+def test_a_folder_that_repo_repair_wrote_to(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROW))
+    (tmp_path / "tasks.solutions.jsonl").write_text('{"id": "a", "package": "webcolors"}')
+    assert load(tmp_path) == [Task.from_json(ROW)]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
