@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import threading
@@ -47,7 +48,8 @@ class Results:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._file: IO[str] = open(path, "a+")
+        self._path = path
+        self._file: IO[str] = open(path, "a+", encoding="utf-8", errors="surrogateescape")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -77,19 +79,26 @@ class Results:
         text = self._file.read()
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            self._file.truncate(len(whole.encode()))
+            self._file.truncate(len(whole.encode("utf-8", "surrogateescape")))
         found = []
-        for number, line in enumerate(whole.splitlines(), 1):
+        for number, line in enumerate(whole.split("\n")[:-1], 1):
             try:
                 found.append(Attempt(**json.loads(line)))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise SandboxError(f"{path}:{number}: no attempt: {error}; delete the line") from None
         return found
 
     def add(self, attempt: Attempt) -> None:
-        with self._lock:
-            self._file.write(json.dumps(asdict(attempt)) + "\n")
-            self._file.flush()
+        """Raises SandboxError where it can't be written."""
+        try:
+            with self._lock:
+                self._file.write(json.dumps(asdict(attempt)) + "\n")
+                self._file.flush()
+        except OSError as error:
+            raise SandboxError(
+                f"{self._path} can't be written ({error.strerror}): make room, and run the same again, which goes on"
+            ) from None
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of what `add` could not write, and has told of
+            self._file.close()

@@ -30,13 +30,15 @@ def run(options: argparse.Namespace) -> int:
             show_progress=True,
         )
     except (SandboxError, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(str(error).encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         same = "the same command without --anew" if options.anew else "the same command"
         print(f"stopped; what is over is in {options.out}, and {same} goes on from there", file=sys.stderr)
         return 130
-    print(summary.text())
+    print(
+        summary.text().encode("utf-8", "backslashreplace").decode()
+    )  # a policy's words may hold what is no text
     if summary.from_before:
         print("If the policy's code has changed since, --anew or another --out runs all attempts again")
     whole = ", with all that each error says" if summary.errors else ""

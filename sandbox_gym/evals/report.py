@@ -6,6 +6,7 @@ import os
 from html import escape
 from pathlib import Path
 
+from sandbox_gym.errors import SandboxError
 from sandbox_gym.evals.attempts import Attempt
 from sandbox_gym.evals.summary import Summary, TaskRow
 
@@ -24,10 +25,16 @@ _MOST_SHOWN = 3000  # characters of an output
 
 
 def write(path: Path, summary: Summary) -> None:
-    """The page is there whole or not at all."""
+    """The page is there whole or not at all. Raises SandboxError where it can't be written."""
     draft = path.with_suffix(".part")
-    draft.write_text(_page(summary))
-    os.replace(draft, path)
+    try:
+        draft.write_text(_page(summary), encoding="utf-8", errors="backslashreplace")
+        os.replace(draft, path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise SandboxError(
+            f"{path} can't be written ({error.strerror}): make room, and run the same again"
+        ) from None
 
 
 def _page(summary: Summary) -> str:

@@ -58,6 +58,7 @@ def evaluate(
         raise ValueError("each task has an id of its own")
     lookup.get(backend)  # before `anew` deletes anything for attempts that would all fail
     known = name or _name(policy)
+    out = None if out is None else os.path.abspath(out)  # a policy may go to another folder
     results = Results(Path(out) / "results.jsonl", known, anew=anew) if out is not None else None
     try:
         if anew and out is not None:
@@ -200,6 +201,8 @@ class _Runner:
                 function()
             except Exception as error:
                 raised.append(error)
+            except BaseException as error:  # sys.exit() in an agent's own program, say
+                raised.append(SandboxError(f"the policy raised {type(error).__name__}: {error}"))
 
         thread = threading.Thread(target=call, name="sandbox-gym-policy", daemon=True)
         deadline = time.monotonic() + self._timeout

@@ -55,20 +55,27 @@ def _path(path: Path, repos: Path | None) -> list[Task]:
     if path.is_dir():
         return _folder(path, repos)
     if path.suffix == ".jsonl":
-        lines = enumerate(path.read_text().splitlines(), 1)
+        lines = enumerate(_text(path).split("\n"), 1)  # no other sign ends a line of JSON
         return [_row(_parse(line, f"{path}:{i}"), f"{path}:{i}", repos) for i, line in lines if line.strip()]
     if path.suffix == ".json":
-        value = _parse(path.read_text(), str(path))
+        value = _parse(_text(path), str(path))
         if not isinstance(value, list):
             return [_row(value, str(path), repos)]
         return [_row(row, f"{path}: record {i}", repos) for i, row in enumerate(value)]
     raise TaskError(f"{path}: a data set is a folder, or a file that ends with .jsonl or .json")
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: no UTF-8: {error.reason} at byte {error.start}") from None
+
+
 def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{where}: no JSON: {error}") from None
 
 
@@ -104,7 +111,7 @@ def _folder(path: Path, repos: Path | None) -> list[Task]:
 
 def _own(path: Path, repos: Path | None) -> Task:
     where = path / "task.json"
-    record = _parse(where.read_text(), str(where))
+    record = _parse(_text(where), str(where))
     if isinstance(record, dict):
         record.setdefault("id", path.name)
         for name in ("files", "hidden"):
