@@ -201,6 +201,9 @@ def _audit(options: argparse.Namespace) -> int:
                 print(line)
         else:
             print(audit.as_table(events))
+            counted = audit.steps(path, sandbox=options.sandbox)
+            if counted:
+                print(f"\n{audit.steps_as_table(counted)}")
     except (SandboxError, OSError, KeyError) as error:
         if isinstance(error, BrokenPipeError):
             raise
