@@ -235,7 +235,11 @@ def _template(options: argparse.Namespace) -> int:
 
     try:
         if options.action == "build":
-            Template.build(options.name, options.image, options.setup)
+            old = options.name in [kept.name for kept in Template.list()]
+            built = Template.build(options.name, options.image, options.setup)
+            print(
+                f"built {built.name}, {size(built.size_bytes)}{', in place of an older one' if old else ''}"
+            )
         elif options.action == "delete":
             Template.get(options.name).delete()
         elif options.action == "prune":
