@@ -53,7 +53,7 @@ class TaskEnv(ActingEnv):
 
     def __init__(
         self,
-        task: Task | Mapping[str, Any] | str | PathLike[str],
+        task: Task | Mapping[str, Any] | str | PathLike[str] | None = None,
         *,
         menu: Sequence[str] | None = None,
         encode: Literal["none", "flat"] = "none",
@@ -166,6 +166,10 @@ class TaskEnv(ActingEnv):
 
 
 def _one(task: Any) -> Task:
+    if task is None:  # gym.make without one: Python's own word for it would name no form that a task can have
+        raise TypeError(
+            'gym.make("SandboxTask-v0", task=...) takes a Task, a record of one, or a path to one'
+        )
     if isinstance(task, Task):
         return task
     found = datasets.load(task)

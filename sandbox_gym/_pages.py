@@ -40,6 +40,8 @@ class Refusal(Exception):
 class Pages(http.server.ThreadingHTTPServer):
     """`page`: the page's text, of a nonce that allows its own script and style. `reads`: by path, the answer to a
     query's fields; `writes`: to a JSON object. `sent` is told each answer (or Refusal) of these, once it is out.
+
+    Raises OSError for a port that can't be had, OverflowError for a number that is none.
     """
 
     daemon_threads = True
@@ -55,7 +57,12 @@ class Pages(http.server.ThreadingHTTPServer):
     ) -> None:
         self.page, self.reads, self.writes, self.sent = page, reads, writes, sent
         self.token = secrets.token_urlsafe(32)
-        super().__init__(("127.0.0.1", port), _Handler)
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise OSError(
+                f"port {port} can't be had ({error.strerror}): give another (--port), or 0 for any that is free"
+            ) from error
         self.connections: set[socket.socket] = set()
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 

@@ -160,7 +160,8 @@ class Store:
             return open(self._file(name), "rb")
         except FileNotFoundError:
             raise KeyError(
-                f"no template {name!r} in {self.folder}: there are {self.names() or 'none'}"
+                f"no template {name!r} in {self.folder}: there are {self.names() or 'none'}; "
+                f"`sandbox-gym template build {name}` makes one"
             ) from None
 
     def _make_folders(self) -> None:

@@ -2,7 +2,8 @@
 
 `set_audit` says what is recorded. A sandbox's story begins in its ancestors: `read(path, sandbox=...)` gives theirs up
 to the snapshot that it came from, then its own. Steps of environments are no events: they are counted, and of what an
-environment draws the last picture is kept (tables `steps` and `frames`); `sandbox-gym ui` shows both.
+environment draws the last picture is kept (tables `steps` and `frames`); `steps` gives the counts, and `sandbox-gym ui`
+shows both.
 """
 
 from __future__ import annotations
@@ -62,10 +63,21 @@ def read(path: str | os.PathLike[str], *, sandbox: str | None = None) -> Iterato
         yield from sorted(found, key=lambda event: (event.time, event.id))
 
 
+def steps(path: str | os.PathLike[str], *, sandbox: str | None = None) -> dict[str, int]:
+    """How many steps each sandbox's environment has made, by its id; of a `sandbox` (id or name), of its own alone: how
+    many an ancestor had made when it branched was not kept. Raises as `read` does.
+    """
+    with closing(connect(os.fspath(path))) as db:
+        if sandbox is None:
+            return dict(db.execute("SELECT sandbox, count FROM steps ORDER BY time, rowid"))
+        return dict(
+            db.execute("SELECT sandbox, count FROM steps WHERE sandbox = ?", (_resolve(db, sandbox),))
+        )
+
+
 def connect(path: str) -> sqlite3.Connection:
     """To read only. Raises FileNotFoundError, SandboxError."""
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"no audit log {path}: set_audit(path), or {VARIABLE}=path, makes one")
+    check_there(path)
     db = sqlite3.connect(
         f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True, timeout=30.0, check_same_thread=False
     )
@@ -77,6 +89,12 @@ def connect(path: str) -> sqlite3.Connection:
         db.close()
         raise SandboxError(f"{path} is no audit log ({error})") from None
     return db
+
+
+def check_there(path: str) -> None:
+    """Raises FileNotFoundError."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"no audit log {path}: set_audit(path), or {VARIABLE}=path, makes one")
 
 
 def as_event(row: Sequence[Any]) -> Event:
@@ -146,6 +164,11 @@ def as_table(events: Iterator[Event]) -> str:
         for event in events
     ]
     return table(head, cells, right=(5,)) if cells else "Nothing was recorded."
+
+
+def steps_as_table(counted: dict[str, int]) -> str:
+    rows = [(sandbox, str(count)) for sandbox, count in counted.items()]
+    return table(("SANDBOX", "STEPS"), rows, right=(1,))
 
 
 def outcome(event: Event) -> str:

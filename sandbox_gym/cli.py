@@ -115,6 +115,7 @@ def _add_agents(commands: _Commands) -> None:
     )
     duel.add_argument("--n", type=int, default=10, metavar="N", help="how many, at most")
     duel.add_argument("--seed", type=int, default=0, metavar="SEED")
+    duel.add_argument("--port", type=int, default=0, metavar="N", help="any that is free by default")
     duel.set_defaults(run=_duel)
 
 
@@ -202,6 +203,9 @@ def _audit(options: argparse.Namespace) -> int:
                 print(line)
         else:
             print(audit.as_table(events))
+            counted = audit.steps(path, sandbox=options.sandbox)
+            if counted:
+                print(f"\n{audit.steps_as_table(counted)}")
     except (SandboxError, OSError, KeyError) as error:
         if isinstance(error, BrokenPipeError):
             raise
@@ -232,7 +236,11 @@ def _template(options: argparse.Namespace) -> int:
 
     try:
         if options.action == "build":
-            Template.build(options.name, options.image, options.setup)
+            old = options.name in [kept.name for kept in Template.list()]
+            built = Template.build(options.name, options.image, options.setup)
+            print(
+                f"built {built.name}, {size(built.size_bytes)}{', in place of an older one' if old else ''}"
+            )
         elif options.action == "delete":
             Template.get(options.name).delete()
         elif options.action == "prune":
@@ -267,10 +275,11 @@ def _duel(options: argparse.Namespace) -> int:
         print(f"Open {address}\nCtrl-C ends it; what was chosen by then is kept.", flush=True)
 
     try:
-        made = serve(call_agent_duels(seed=options.seed), options.out, n=options.n, on_ready=tell)
+        duels = call_agent_duels(seed=options.seed)
+        made = serve(duels, options.out, n=options.n, on_ready=tell, port=options.port)
     except KeyboardInterrupt:
         return 130
-    except (SandboxError, OSError, ValueError) as error:
+    except (SandboxError, OSError, OverflowError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     print(f"{made} choices were added to {options.out}")

@@ -19,15 +19,18 @@ DOCUMENTS = [
 ]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    lines = [line for block in blocks("sh", text) for line in block.splitlines()]
+    return [line.partition("#")[0].strip() for line in lines if line.strip()]
 
 
 # Ray is in an environment of its own: tests/ray/test_documents.py runs what needs it.
 PLAIN = [code for code in blocks("python") if "sandbox_gym.r" not in code]
-COMMANDS = [
-    line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines() if line.strip()
-]
+COMMANDS = commands(README)
 
 
 @pytest.mark.parametrize("code", PLAIN, ids=lambda code: code.splitlines()[-1])

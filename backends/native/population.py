@@ -17,6 +17,7 @@ from .node import Node
 
 # The kernel nests 32 pid namespaces; the host's, the supervisor's and the first guest's are below.
 MAX_DEPTH = 29
+_ENOUGH = "16Mi"  # 10 MiB do for the host's Python 3.11
 _DEATHS_KEPT = 1000
 _DYING_KEPT = 64  # beyond that, the dead are taken apart before anything else
 
@@ -97,9 +98,10 @@ class Population:
             if source is not None and select.select([source.control], [], [], 0)[0]:
                 self._refused(source)  # its word, which came first, says why; else it would reach the client
             else:
-                short = (
-                    "its memory limit is too small for a guest: " if expected.node.group.oom_kills() else ""
-                )
+                short = ""
+                if expected.node.group.oom_kills():
+                    enough = f" ({_ENOUGH} is enough for one that does nothing)" if source is None else ""
+                    short = f"its memory limit is too small for a guest{enough}: "
                 self.arrive(expected, CopyFailed(f"{short}{failure}"))
         else:
             self.arrive(expected, None)

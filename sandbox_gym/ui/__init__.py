@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from sandbox_gym._audit import VARIABLE
 from sandbox_gym._pages import Pages, Read
+from sandbox_gym.audit import check_there
 from sandbox_gym.errors import SandboxError
 from sandbox_gym.ui.page import page
 from sandbox_gym.ui.view import View
@@ -26,13 +27,11 @@ def run(options: argparse.Namespace) -> int:
     def tell(address: str) -> None:
         print(f"Open {address}\nCtrl-C ends it; sandboxes go on.", flush=True)
 
+    path = options.audit or os.environ.get(VARIABLE) or None
     try:
-        serve(
-            options.audit or os.environ.get(VARIABLE),
-            port=options.port,
-            control=options.control,
-            on_ready=tell,
-        )
+        if path is not None:
+            check_there(path)  # a name that is mistyped would be waited for in silence
+        serve(path, port=options.port, control=options.control, on_ready=tell)
     except KeyboardInterrupt:
         return 130
     except (SandboxError, OSError, OverflowError) as error:
@@ -52,7 +51,7 @@ def serve(
     """Shows the page until `until` is set. `audit`: the log's path, which need not be there yet. `control`: sandboxes
     can be ended from it. `on_ready` is given the page's address: whoever has it sees what the page shows.
 
-    Raises SandboxError for what is no audit log; OSError for a port that is taken.
+    Raises SandboxError for what is no audit log; OSError for a port that can't be had.
     """
     view = View(audit, control=control)
     reads: dict[str, Read] = {

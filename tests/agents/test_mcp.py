@@ -105,6 +105,6 @@ def test_it_ends_with_a_client_that_does_not_wait() -> None:
 
 def test_what_cannot_start_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mcp", "--template", "none-of-that-name"]) == 1
-    assert "none-of-that-name" in capsys.readouterr().err
+    assert "`sandbox-gym template build none-of-that-name` makes one" in capsys.readouterr().err
     assert main(["mcp", "--allow", "not a host"]) == 1
     assert capsys.readouterr().err

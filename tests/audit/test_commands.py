@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from sandbox_gym import _audit
 from sandbox_gym._tree import picture
+from sandbox_gym.audit import steps
 from sandbox_gym.cli import main
+from sandbox_gym.env import SandboxEnv
 from sandbox_gym.sandbox import Sandbox
 
 
@@ -47,6 +49,23 @@ def test_json_of_one_sandbox(log: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert rows[1]["text"] == "echo one" and rows[1]["result"]["exit_code"] == 0
     assert rows[1]["client"].endswith(f":{os.getpid()}")
     assert len(run(capsys, "--json")) == 6
+
+
+def test_steps_of_environments_are_counted(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(SandboxEnv("CartPole-v1")) as env:
+        env.reset(seed=0)
+        here = env.sandbox.id
+        assert "STEPS" not in "".join(run(capsys))
+        env.step(0)
+        env.step(1)
+        (branch,) = env.branch(actions=[1])
+        there = branch.env.sandbox.id
+        branch.env.close()
+    *_, blank, head, first, second = run(capsys)
+    assert (blank, head.split()) == ("", ["SANDBOX", "STEPS"])
+    assert {tuple(first.split()), tuple(second.split())} == {(here, "2"), (there, "1")}
+    assert run(capsys, "--sandbox", there)[-1].split() == [there, "1"]
+    assert steps(log, sandbox=here) == {here: 2}
 
 
 def test_what_it_cannot_show(

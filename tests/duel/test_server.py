@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -238,3 +239,9 @@ def test_what_was_chosen_can_be_learnt() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["duel", "--n", "0", "--out", str(tmp_path / "none")]) == 1
     assert "n is 1 or more" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["duel", "--port", str(port), "--out", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err.startswith(f"port {port} can't be had (Address already in use)")
+    assert main(["duel", "--port", "99999", "--out", str(tmp_path / "none")]) == 1
+    assert not (tmp_path / "none").exists()

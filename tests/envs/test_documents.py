@@ -1,38 +1,39 @@
-"""The Python of docs/envs.md and docs/agents.md runs as it stands, in names that a reader would have."""
+"""docs/envs.md and docs/agents.md are run as the README is: each block of Python by itself, and the commands."""
 
 from __future__ import annotations
 
-import re
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import gymnasium
 import pytest
 
-from sandbox_gym import Sandbox
+from tests.test_readme import ROOT, blocks, commands, run
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
-BLOCKS = [
-    (name, code)
-    for name in ("envs.md", "agents.md")
-    for code in re.findall(r"^```python\n(.*?)^```$", (DOCS / name).read_text(), re.MULTILINE | re.DOTALL)
-]
+DOCUMENTS = {name: (ROOT / "docs" / name).read_text() for name in ("envs.md", "agents.md")}
+BLOCKS = [code for text in DOCUMENTS.values() for code in blocks("python", text)]
 
 
-@pytest.mark.parametrize(("name", "code"), BLOCKS, ids=[code.splitlines()[0] for _, code in BLOCKS])
-def test_it_runs(name: str, code: str) -> None:
-    call = SimpleNamespace(function=SimpleNamespace(name="shell", arguments='{"command": "echo told"}'))
-    with Sandbox.create() as box:
-        names: dict[str, Any] = {"gym": gymnasium, "Sandbox": Sandbox, "box": box, "copy": box}
-        names |= {"call": call, "request": {}}
-        exec(code, names)
-        if name == "agents.md":
-            assert names["text"] == "told"
-            assert len(names["request"]["tools"]) == len(names["agent"].tools)
-        for branch in names.get("branches", []):
-            branch.env.close()
-        if "env" in names:
-            names["env"].close()
-        if names["copy"] is not box:
-            names["copy"].terminate()
+@pytest.mark.parametrize("code", BLOCKS, ids=lambda code: code.splitlines()[-1])
+def test_python(code: str, tmp_path: Path) -> None:
+    run(code, tmp_path, "-W", "error")
+
+
+def test_commands_in_their_order(tmp_path: Path) -> None:
+    found = commands(DOCUMENTS["agents.md"])
+    assert [command.split()[1] for command in found] == ["template", "mcp"]
+    for command in found:
+        program, *arguments = shlex.split(command)
+        assert program == "sandbox-gym"
+        result = subprocess.run(
+            [sys.executable, "-m", "sandbox_gym", *arguments],
+            stdin=subprocess.DEVNULL,  # an MCP client that goes at once
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, "SANDBOX_GYM_HOME": str(tmp_path)},
+        )
+        assert (result.returncode, result.stderr) == (0, "")

@@ -175,3 +175,11 @@ def test_memory_too_small_for_a_guest_is_an_error_that_says_so() -> None:
     with pytest.raises((BackendUnavailable, LimitExceeded)) as caught, Sandbox.create(memory="1Mi") as box:
         box.run_code("x = bytearray(8 << 20)")
     assert "memory" in str(caught.value)
+
+
+def test_the_memory_that_its_error_calls_enough_is() -> None:
+    with pytest.raises(BackendUnavailable, match=r"\(16Mi is enough") as caught:
+        Sandbox.create(memory="1Mi")
+    enough = str(caught.value).partition("(")[2].split()[0]
+    with Sandbox.create(memory=enough) as box:
+        assert box.run_code("6 * 7").value == "42"

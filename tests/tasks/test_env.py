@@ -151,6 +151,8 @@ def test_where_a_task_comes_from(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({**DOUBLE.to_json(), "id": name}) + "\n" for name in "ab"))
     with pytest.raises(TaskError, match="there are 2"):
         TaskEnv(path)
+    with pytest.raises(TypeError, match=r"task=\.\.\.\) takes a Task, a record of one, or a path"):
+        gym.make("sandbox_gym:SandboxTask-v0")
     assert sandbox_gym.TaskEnv is TaskEnv
 
 

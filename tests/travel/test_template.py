@@ -6,6 +6,7 @@ import copy
 import fcntl
 import os
 import pickle
+import re
 import signal
 import statistics
 import sys
@@ -358,6 +359,10 @@ def test_unfinished_files_of_old_are_cleared(home: Path) -> None:
 def test_the_command_line(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["template", "list"]) == 0 and capsys.readouterr().out == "No templates are kept.\n"
     assert cli.main(["template", "build", "some", "--setup", "echo 1 > a", "--setup", "cat a"]) == 0
+    told = capsys.readouterr().out
+    assert re.fullmatch(r"built some, \d+\.\d MiB\n", told)
+    assert cli.main(["template", "build", "some"]) == 0
+    assert re.fullmatch(r"built some, .* MiB, in place of an older one\n", capsys.readouterr().out)
     assert cli.main(["template", "list"]) == 0
     head, row = capsys.readouterr().out.splitlines()
     assert head.split() == ["NAME", "SIZE", "USED"] and row.split()[0] == "some" and row.endswith("s ago")
@@ -367,6 +372,7 @@ def test_the_command_line(home: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["template", "list"]) == 0 and "damaged" in capsys.readouterr().out
     assert cli.main(["template", "prune", "0"]) == 1 and "above zero" in capsys.readouterr().err
     assert cli.main(["template", "build", "some"]) == 0
+    assert capsys.readouterr().out.startswith("built some, ")
     assert cli.main(["template", "prune", "10"]) == 0 and capsys.readouterr().out == "deleted some\n"
     assert cli.main(["template", "build", "some"]) == 0 and cli.main(["template", "delete", "some"]) == 0
     assert Template.list() == []

@@ -245,20 +245,25 @@ def test_it_ends_a_sandbox_of_another_client_who_is_told_why(
 
 
 def test_the_command_until_it_is_interrupted(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sandbox_gym", "ui", "--audit", str(tmp_path / "none.db")]
+    command = [sys.executable, "-m", "sandbox_gym", "ui", "--audit", str(tmp_path / "empty.db")]
+    (tmp_path / "empty.db").touch()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, cwd=ROOT, **pipes) as process:  # type: ignore[call-overload]
         site = Site(process.stdout.readline().split()[-1])
         assert len(site.token) > 30
         assert site.ask("GET", f"/?token={site.token}")[0] == 200
-        assert get(site, "/state")["audit"] == str(tmp_path / "none.db")
+        assert get(site, "/state")["audit"] == str(tmp_path / "empty.db")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
         assert process.stderr.read() == ""
-    assert not (tmp_path / "none.db").exists()
+    assert (tmp_path / "empty.db").stat().st_size == 0
 
 
 def test_what_it_cannot_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "missing.db"
+    assert main(["ui", "--audit", str(missing)]) == 1
+    assert f"no audit log {missing}: set_audit(path), or" in capsys.readouterr().err
+    assert not missing.exists()
     other = tmp_path / "other.db"
     other.write_text("no database")
     assert main(["ui", "--audit", str(other)]) == 1
@@ -266,6 +271,8 @@ def test_what_it_cannot_show(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     with pytest.raises(SandboxError):
         View(str(other), control=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["ui", "--port", str(taken.getsockname()[1])]) == 1
-    assert "in use" in capsys.readouterr().err
+        port = taken.getsockname()[1]
+        assert main(["ui", "--port", str(port)]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"port {port} can't be had (Address already in use): give another (--port), or 0")
     assert main(["ui", "--port", "99999"]) == 1
