@@ -44,7 +44,10 @@ def main() -> int:
 
 
 def make() -> SandboxEnv:
-    env = gymnasium.make("sandbox_gym:Sandbox-v0", entry_point="examples.browser.boxes:BoxesEnv")
+    here = str(Path(__file__).parents[2])  # where the sandbox finds `examples`
+    env = gymnasium.make(
+        "sandbox_gym:Sandbox-v0", entry_point="examples.browser.boxes:BoxesEnv", python_path=[here]
+    )
     assert isinstance(env.unwrapped, SandboxEnv)
     return env.unwrapped
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from pathlib import Path
 
 import gymnasium
 
@@ -38,7 +39,10 @@ def main() -> int:
 
 
 def make() -> SandboxEnv:
-    env = gymnasium.make("sandbox_gym:Sandbox-v0", entry_point="examples.database.migration:MigrationEnv")
+    here = str(Path(__file__).parents[2])  # where the sandbox finds `examples`
+    env = gymnasium.make(
+        "sandbox_gym:Sandbox-v0", entry_point="examples.database.migration:MigrationEnv", python_path=[here]
+    )
     assert isinstance(env.unwrapped, SandboxEnv)
     return env.unwrapped
 
