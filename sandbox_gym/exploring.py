@@ -28,9 +28,9 @@ _START_TIMEOUT = 60.0
 @dataclass(frozen=True)
 class Trial:
     """How one went. `index`: its place among those given. `status`: "passed"; "failed" (a command did not exit with 0,
-    or the check said no); "error" (a call, or a function of yours, raised `error`, be it SystemExit); "stopped" (another
-    had won, or time was over); "waiting" (it was never begun). `outputs`: of its commands, the check's last. `value`:
-    what its function returned. `duration`: seconds in its sandbox.
+    or the check said no); "error" (a call, or a function of yours, raised `error`, be it SystemExit); "stopped"
+    (another had won, or time was over); "waiting" (it was never begun). `outputs`: of its commands, the check's last.
+    `value`: what its function returned. `duration`: seconds in its sandbox.
     """
 
     index: int
