@@ -49,13 +49,14 @@ def set_audit(path: str | os.PathLike[str] | None) -> None:
     tenth of a second is lost. `sandbox-gym audit` shows the file, `sandbox_gym.audit.read` reads it. Nothing is ever
     taken out of it; while it is written, or after a kill, part of it is in `path-wal`.
 
-    Raises SandboxError when the file can't be written or is no audit log. (Should it fail later, the next call raises.)
+    Raises SandboxError when the file can't be written or is no audit log. Should it fail later (a full disk, a file
+    that was deleted or moved away), the next call of a sandbox raises, or of this.
     """
     global _log
     old, _log = _log, None
+    os.environ.pop(VARIABLE, None)
     if old is not None:
         old.close()
-    os.environ.pop(VARIABLE, None)
     if path is not None:
         log = Log(os.path.abspath(os.fspath(path)))
         log.start()
@@ -161,13 +162,14 @@ class Log:
         self._turn = threading.Condition()
         self._started = self._closing = self._asleep = self._hurry = False
         self._failure: Exception | None = None
+        self._told = False  # of the failure
         self.watch = Watch(self.put, look)
 
     def start(self) -> None:
         """Opens the file. Raises SandboxError."""
         with self._turn:
             if not self._started:
-                rows = _audit_rows.Rows(_open(self.path), f"{socket.gethostname()}:{os.getpid()}")
+                rows = _audit_rows.Rows(_open(self.path), self.path, f"{socket.gethostname()}:{os.getpid()}")
                 self._thread = threading.Thread(target=self._run, args=(rows,), name="audit", daemon=True)
                 self._thread.start()
                 self._started = True
@@ -178,8 +180,11 @@ class Log:
         if not self._started:
             self.start()
         if self._failure is not None:
+            self._told = True
+            moved = isinstance(self._failure, _audit_rows.Moved)
+            remedy = "begin a new one (set_audit(path))" if moved else "make room for it"
             raise SandboxError(
-                f"the audit log {self.path} can't be written ({self._failure}): make room for it, or do without it "
+                f"the audit log {self.path} can't be written ({self._failure}): {remedy}, or do without it "
                 "(set_audit(None))"
             ) from self._failure
 
@@ -214,16 +219,21 @@ class Log:
         self.check()
 
     def close(self) -> None:
-        """`flush`, and the thread and the file are gone."""
+        """`flush`, and the thread and the file are gone. Raises SandboxError for a failure that no call has told of."""
         self.watch.close()
         atexit.unregister(self.flush)
-        with suppress(SandboxError):  # every call has told of it
+        told = self._told
+        try:
             self.flush()
-        with self._turn:
-            self._closing = True
-            self._turn.notify_all()
-        if self._started:
-            self._thread.join(_PATIENCE)
+        except SandboxError:
+            if self._failure is not None and not told:
+                raise
+        finally:
+            with self._turn:
+                self._closing = True
+                self._turn.notify_all()
+            if self._started:
+                self._thread.join(_PATIENCE)
 
     def _run(self, rows: _audit_rows.Rows) -> None:
         try:

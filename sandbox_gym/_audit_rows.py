@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import sqlite3
 import struct
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sandbox_gym._records import SHELL
@@ -143,29 +145,56 @@ def _write_ahead(db: sqlite3.Connection, deadline: float) -> None:
             time.sleep(0.01)
 
 
+class Moved(OSError):
+    """The log's path names its file no more."""
+
+
+def place(path: str) -> tuple[int, int] | None:
+    """Which file a path names; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 class Rows:
     """One thread's."""
 
-    def __init__(self, db: sqlite3.Connection, client: str) -> None:
-        self._db, self._client = db, client
+    def __init__(self, db: sqlite3.Connection, path: str, client: str) -> None:
+        self._db, self._path, self._client = db, path, client
+        self._place = place(path)
         self._seen: dict[
             str, dict[Any, tuple[int, Any]]
         ] = {}  # network records of each sandbox: row, last state
 
     def store(self, batch: Sequence[Entry]) -> None:
-        """In one transaction. One statement after the other: each lets the callers' threads run."""
-        if any(entry.kind for entry in batch):
-            self._db.execute("BEGIN IMMEDIATE")
-            for entry in batch:
-                if entry.kind == "network":
-                    self._store_network(entry)
-                elif entry.kind == "steps":
-                    self._store_steps(entry)
-                elif entry.kind == "frame":
-                    self._store_frame(entry)
-                elif entry.kind:
-                    self._store(entry)
-            self._db.execute("COMMIT")
+        """In one transaction. Raises Moved when nobody will find it at the path, which SQLite itself may not notice."""
+        try:
+            if any(entry.kind for entry in batch):
+                self._store_all(batch)
+        finally:
+            now = place(self._path)
+            if now is None or now != self._place:
+                with suppress(sqlite3.Error):
+                    self._db.execute(
+                        "PRAGMA wal_checkpoint"
+                    )  # a file that was moved is whole without its -wal
+                raise Moved("its file was deleted or moved away while in use, and with it what was recorded")
+
+    def _store_all(self, batch: Sequence[Entry]) -> None:
+        """One statement after the other: each lets the callers' threads run."""
+        self._db.execute("BEGIN IMMEDIATE")
+        for entry in batch:
+            if entry.kind == "network":
+                self._store_network(entry)
+            elif entry.kind == "steps":
+                self._store_steps(entry)
+            elif entry.kind == "frame":
+                self._store_frame(entry)
+            elif entry.kind:
+                self._store(entry)
+        self._db.execute("COMMIT")
 
     def close(self) -> None:
         self._db.close()

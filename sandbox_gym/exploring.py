@@ -28,9 +28,9 @@ _START_TIMEOUT = 60.0
 @dataclass(frozen=True)
 class Trial:
     """How one went. `index`: its place among those given. `status`: "passed"; "failed" (a command did not exit with 0,
-    or the check said no); "error" (a call, or a function of yours, raised `error`); "stopped" (another had won, or time
-    was over); "waiting" (it was never begun). `outputs`: of its commands, the check's last. `value`: what its function
-    returned. `duration`: seconds in its sandbox.
+    or the check said no); "error" (a call, or a function of yours, raised `error`, be it SystemExit); "stopped"
+    (another had won, or time was over); "waiting" (it was never begun). `outputs`: of its commands, the check's last.
+    `value`: what its function returned. `duration`: seconds in its sandbox.
     """
 
     index: int
@@ -38,7 +38,7 @@ class Trial:
     status: Status = "waiting"
     outputs: tuple[ExecResult, ...] = ()
     value: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
     duration: float = 0.0
 
     @property
@@ -227,7 +227,7 @@ class _Contest:
         self._over = False
         self._boxes: dict[int, Sandbox] = {}
         self._best: tuple[int, Sandbox] | None = None
-        self._refusals: list[Exception] = []  # why sandboxes could not be made
+        self._refusals: list[BaseException] = []  # why sandboxes could not be made
 
     def start(self, threads: int) -> None:
         for _ in range(min(threads, len(self._trials))):
@@ -293,7 +293,7 @@ class _Contest:
             index, entry = self._waiting.popleft()
         try:
             box = self._make(left)
-        except Exception as error:
+        except BaseException as error:
             with self._turn:
                 self._refusals.append(error)
                 self._trials[index] = replace(self._trials[index], status="error", error=error)
@@ -345,7 +345,9 @@ class _Contest:
                 elif not self._run(step, box, outputs):
                     status = "failed"
                     break
-        except Exception as raised:
+        except (
+            BaseException
+        ) as raised:  # SystemExit too: it would end this thread, and nobody would take the others
             status, error = "error", raised
         with self._turn:
             if isinstance(error, _Stopped) or (self._over and isinstance(error, SandboxError)):

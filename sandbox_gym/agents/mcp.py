@@ -59,7 +59,7 @@ def make_server(sandbox: Sandbox, *, timeout: float = TIMEOUT) -> Server[Any]:
             text, failed = await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
         except SandboxError as error:
             text, failed = f"Error: {error}", True
-        content = types.TextContent(type="text", text=text)
+        content = types.TextContent(type="text", text=text.encode("utf-8", "backslashreplace").decode())
         return types.CallToolResult(content=[content], is_error=failed)
 
     return Server(
@@ -72,7 +72,9 @@ def make_server(sandbox: Sandbox, *, timeout: float = TIMEOUT) -> Server[Any]:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serves over stdin and stdout until the client closes them. `options`: image, template, allow. The exit status."""
+    """Serves over stdin and stdout until the client closes them, or Ctrl-C. `options`: image, template, allow. The exit
+    status: 130 after Ctrl-C.
+    """
     try:
         import anyio
 
@@ -87,11 +89,13 @@ def serve(options: argparse.Namespace) -> int:
     except (SandboxError, OSError, KeyError, ValueError) as error:
         print(error.args[0] if error.args else error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
 async def _serve(server: Server[Any]) -> None:
-    from mcp.server.stdio import stdio_server
+    from sandbox_gym.agents.stdio import messages
 
-    async with stdio_server() as (reading, writing):
+    async with messages() as (reading, writing):
         await server.run(reading, writing, server.create_initialization_options())

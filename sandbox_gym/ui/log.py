@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from sandbox_gym import audit
+from sandbox_gym._audit_rows import place
 
 _MOST = 20_000  # sandboxes that are remembered
 _ROWS = 20_000  # that are taken in at once
@@ -45,12 +46,17 @@ class Log:
     def __init__(self, path: str) -> None:
         """Raises FileNotFoundError, SandboxError."""
         self._db = audit.connect(path)
+        self._path, self._place = path, place(path)
         self._last = 0  # row
         self.known: dict[str, Known] = {}
         self.snapshots: dict[str, tuple[str, str]] = {}  # of which sandbox each is, and its label
 
     def close(self) -> None:
         self._db.close()
+
+    def gone(self) -> bool:
+        """Deleted or moved away, and perhaps another one is there."""
+        return self._place is None or place(self._path) != self._place
 
     def version(self) -> int:
         """Another one when others have written."""
@@ -137,6 +143,8 @@ class Log:
 
     def event(self, id: int) -> dict[str, Any] | None:
         """All that is kept of it."""
+        if not 0 < id < 1 << 63:  # SQLite has no such numbers
+            return None
         row = self._db.execute(f"SELECT {audit.COLUMNS} FROM events WHERE id = ?", (id,)).fetchone()
         return None if row is None else asdict(audit.as_event(row))
 

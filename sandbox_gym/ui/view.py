@@ -34,6 +34,8 @@ class View:
         self._control = control
         self._lock = threading.Lock()
         self._log: Log | None = None
+        self._lost = False  # it was there, and is no more
+        self._opened = 0  # times: numbers of events are of one log
         self._made: dict[
             str, float
         ] = {}  # seconds since 1970: ages, which grow, would make each look a new one
@@ -66,7 +68,7 @@ class View:
         with self._reading() as log:
             if log is None:
                 return {"version": None}
-            version = str(log.version())
+            version = f"{self._opened}.{log.version()}"
             if fields.get("version") == version:
                 return {"version": version}
             return {"version": version, **log.story(_field(fields, "sandbox"))}
@@ -111,6 +113,9 @@ class View:
     def _reading(self) -> Iterator[Log | None]:
         with self._lock:
             try:
+                if self._log is not None and self._log.gone():
+                    self._log.close()
+                    self._log, self._lost = None, True
                 if self._log is None:
                     self._open_log()
                 yield self._log
@@ -121,7 +126,8 @@ class View:
     def _open_log(self) -> None:
         """Where there is one by now."""
         if self._audit is not None and os.path.exists(self._audit) and os.path.getsize(self._audit):
-            self._log = Log(self._audit)
+            self._log, self._lost = Log(self._audit), False
+            self._opened += 1
 
     def _look(self) -> None:
         if self._log is not None:  # before the live ones, or what is made now would be taken for gone
@@ -139,6 +145,8 @@ class View:
             "control": self._control,
             "audit": self._audit,
             "logging": self._log is not None,
+            "lost": self._lost,
+            "opened": self._opened,
         }
         if state != self._state:
             self._state, self._version = state, self._version + 1

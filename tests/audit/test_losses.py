@@ -11,8 +11,11 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from sandbox_gym import _audit
 from sandbox_gym.audit import read
+from sandbox_gym.errors import SandboxError
 from sandbox_gym.sandbox import Sandbox
 from tests.audit.test_audit import Client, events
 
@@ -105,6 +108,46 @@ box.terminate()
     found = [(event.text, event.client) for event in read(path) if event.kind == "code"]
     assert [text for text, _ in found] == ["'parent'", "'child'", "'parent again'"]
     assert found[0][1] == found[2][1] != found[1][1]
+
+
+def _delete(log: Path) -> None:
+    log.unlink()
+
+
+def _move(log: Path) -> None:
+    log.rename(log.with_name("moved.db"))
+
+
+def _replace(log: Path) -> None:
+    _move(log)
+    log.touch()
+
+
+@pytest.mark.parametrize("take", [_delete, _move, _replace])
+def test_a_file_that_is_taken_away_is_missed(log: Path, box: Sandbox, take: Callable[[Path], None]) -> None:
+    box.run_code("1")
+    events(log)
+    take(log)
+    box.run_code("2")
+    assert _audit._log is not None
+    with pytest.raises(SandboxError, match="deleted or moved away"):
+        _audit._log.flush()
+    with pytest.raises(SandboxError, match=r"begin a new one \(set_audit\(path\)\), or do without it"):
+        box.run_code("3")
+    if take is not _delete:
+        moved = log.with_name("moved.db")
+        assert [event.text for event in read(moved) if event.kind == "code"] == ["1", "2"]
+    _audit.set_audit(log)
+    box.run_code("4")
+    assert [event.text for event in events(log)] == ["4"]
+
+
+def test_who_stops_a_log_that_was_lost_is_told(log: Path, box: Sandbox) -> None:
+    box.run_code("1")
+    log.unlink()
+    with pytest.raises(SandboxError, match="deleted or moved away"):
+        _audit.set_audit(None)
+    box.run_code("2")
 
 
 def test_threads_that_are_faster_than_the_disk_wait(log: Path, boxes: Callable[[int], list[Sandbox]]) -> None:

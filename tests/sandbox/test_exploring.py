@@ -122,6 +122,22 @@ def test_a_copy_that_dies_is_an_error_and_the_others_go_on(box: Sandbox) -> None
         assert isinstance(list(tried)[1].error, SandboxDied)
 
 
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_whatever_a_function_raises_the_others_go_on(box: Sandbox, raised: BaseException) -> None:
+    def leaves(copy: Sandbox) -> None:
+        raise raised
+
+    with race(box, [leaves, "touch ok"], "test -e ok", parallel=1) as tried:
+        assert [(trial.name, trial.status) for trial in tried] == [
+            ("touch ok", "passed"),
+            ("leaves", "error"),
+        ]
+        assert list(tried)[1].error is raised
+        assert Sandbox.list() == [box, tried.sandbox]
+    (trial,) = race(box, ["true"], leaves)  # type: ignore[arg-type]
+    assert trial.error is raised
+
+
 def test_never_more_copies_than_may_live(box: Sandbox) -> None:
     most, lock = [0], threading.Lock()
 

@@ -38,15 +38,24 @@ def get(site: Site, path: str) -> Any:
     return json.loads(text)
 
 
-def nodes(site: Site, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """By id, once they are as they should be: it looks once a second."""
+def state(site: Site, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Once it is as it should be: it looks once a second."""
     deadline = time.monotonic() + 20
     while True:
-        found = {node["id"]: node for node in get(site, "/state")["nodes"]}
+        found: dict[str, Any] = get(site, "/state")
         if until(found):
             return found
         assert time.monotonic() < deadline, found
         time.sleep(0.05)
+
+
+def nodes(site: Site, until: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """By id, once they are as they should be."""
+
+    def by_id(found: dict[str, Any]) -> dict[str, Any]:
+        return {node["id"]: node for node in found["nodes"]}
+
+    return by_id(state(site, lambda found: until(by_id(found))))
 
 
 # ---- what it tells ------------------------------------------------------------------------------------------------
@@ -129,6 +138,25 @@ def test_without_a_log_and_with_one_that_comes_later(showing: Showing, box: Sand
             _audit.set_audit(None)
 
 
+def test_a_log_that_is_moved_away_and_another_in_its_place(showing: Showing, log: Path, box: Sandbox) -> None:
+    box.shell("echo first")
+    flush()
+    with showing(log) as site:
+        first = get(site, f"/story?sandbox={box.id}")
+        assert first["events"]
+        assert (get(site, "/state")["logging"], get(site, "/state")["lost"]) == (True, False)
+        _audit.set_audit(None)
+        log.rename(log.with_name("moved.db"))
+        assert get(site, f"/story?sandbox={box.id}&version={first['version']}") == {"version": None}
+        assert not state(site, lambda found: found["lost"])["logging"]
+        _audit.set_audit(log)
+        box.shell("echo second")
+        flush()
+        story = get(site, f"/story?sandbox={box.id}&version={first['version']}")
+        assert [event["text"] for event in story["events"]] == ["echo second"]
+        assert state(site, lambda found: found["logging"])["lost"] is False
+
+
 def test_long_stories_and_long_texts_are_cut(showing: Showing, log: Path, box: Sandbox) -> None:
     for _ in range(410):
         _audit._note("snapshot", box, {"label": "x" * 3000}, None)
@@ -165,6 +193,9 @@ def test_long_stories_and_long_texts_are_cut(showing: Showing, log: Path, box: S
         ("GET", "/story", {}, 400),
         ("GET", "/event?id=x", {}, 400),
         ("GET", "/event?id=99999", {}, 404),
+        ("GET", "/event?id=99999999999999999999999999", {}, 404),
+        ("GET", "/event?id=-99999999999999999999999999", {}, 404),
+        ("GET", f"/event?id={'9' * 5000}", {}, 400),
         ("GET", "/frame?sandbox=x", {}, 404),
         ("GET", f"/state?{'&'.join('a=1' for _ in range(99))}", {}, 400),
     ],

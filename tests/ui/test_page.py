@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from sandbox_gym._audit import set_audit
+from sandbox_gym.sandbox import Sandbox
 from tests.pages import Site, browser_page
 from tests.ui.scene import AGENT, GAME, TRIES, client
 
@@ -213,4 +215,22 @@ def test_five_hundred_sandboxes(showing: Showing, tmp_path: Path) -> None:
         expect(page.locator(".row:not(.client)")).to_have_count(
             2, timeout=30_000
         )  # and the one that is chosen
+        assert not problems
+
+
+def test_a_person_sees_that_the_log_is_gone(showing: Showing, log: Path, box: Sandbox) -> None:
+    from playwright.sync_api import expect
+
+    box.shell("echo first")
+    with showing(log) as site, browser_page(viewport=SIZE) as (page, problems):
+        page.goto(site.address)
+        row(page, box.name).click()
+        expect(page.locator("#story")).to_contain_text("echo first")
+        set_audit(None)
+        log.rename(log.with_name("moved.db"))
+        expect(page.locator("#story-note")).to_have_text("The audit log was deleted or moved away.")
+        set_audit(log)
+        box.shell("echo second")
+        expect(page.locator("#story")).to_contain_text("echo second")
+        expect(page.locator("#story-note")).to_have_text("")
         assert not problems

@@ -33,7 +33,9 @@ async function look() {
     const news = await ask(`/state?version=${state.version}`);
     skew = news.now - Date.now() / 1000;
     if (news.nodes) {
+      const another = state.version !== null && news.opened !== state.opened; // log, whose events have the old one's numbers
       state = news;
+      if (another && tree.selected !== null) choose(tree.selected);
       tree.show(state.nodes);
       count();
     } else tree.tick();

@@ -35,7 +35,8 @@ class Chosen {
     put(at("state"), node.state);
     mark(at("state"), "data-state", node.state);
     at("end").hidden = !(state.control && node.can_end);
-    if (!state.logging) put(at("story-note"), state.audit ? "The audit log is not there yet." : "No audit log: start with --audit FILE.");
+    if (state.lost) put(at("story-note"), "The audit log was deleted or moved away.");
+    else if (!state.logging) put(at("story-note"), state.audit ? "The audit log is not there yet." : "No audit log: start with --audit FILE.");
     this.path();
     this.facts();
   }
