@@ -122,7 +122,9 @@ class Program:
         for known in (file, names.get("__file__"), getattr(module, "__file__", None)):
             if isinstance(known, str) and os.path.realpath(known) in self._config["agents"]:
                 return True
-        return file == "<string>" and "__file__" not in names and (module is None or vars(module) is not names)
+        return (
+            file == "<string>" and "__file__" not in names and (module is None or vars(module) is not names)
+        )
 
     def asked_by_agent(self, frame: Any) -> bool:
         """Whether the agent's code is what called a function of unittest's or pytest's, by its nearest frames."""
