@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -172,12 +173,21 @@ class GuestCalls:
 
     # ---- files --------------------------------------------------------------------------------------------------
 
-    def read_file(self, path: str, *, max_bytes: int = 512 << 20) -> bytes:
-        """Raises FileNotFoundError, IsADirectoryError, ...; LimitExceeded when it is larger than `max_bytes`."""
+    def read_file(self, path: str, *, max_bytes: int = 512 << 20, timeout: float | None = None) -> bytes:
+        """Raises FileNotFoundError, IsADirectoryError, ...; LimitExceeded when it is larger than `max_bytes`.
+
+        `timeout`: seconds for all of it; None is 60 for each 8 MiB. Past it SandboxTimeout; a guest that leaves a call
+        unanswered is killed.
+        """
+        _records.check_seconds("timeout", timeout, optional=True)
+        until = None if timeout is None else time.monotonic() + timeout
         blocks: builtins.list[bytes] = []
         size, end = 0, False
         while not end:
-            reply = self._file_call(Op.READ, {"path": path, "offset": size, "size": _CHUNK})
+            left = 60.0 if until is None else until - time.monotonic()
+            if left <= 0:  # by answers in time, but without end
+                raise SandboxTimeout(f"sandbox {self.name}: reading {path} took longer than {timeout} s")
+            reply = self._file_call(Op.READ, {"path": path, "offset": size, "size": _CHUNK}, left)
             data, end = self._checked(_records.block, reply)
             blocks.append(data)
             size += len(data)
@@ -198,10 +208,20 @@ class GuestCalls:
             self._file_call(Op.WRITE, {"path": path, "data": part, "append": start > 0, "mode": mode})
 
     def list_files(
-        self, path: str = ".", *, recursive: bool = False, max_entries: int = 100_000
+        self,
+        path: str = ".",
+        *,
+        recursive: bool = False,
+        max_entries: int = 100_000,
+        timeout: float = 60.0,
     ) -> builtins.list[FileInfo]:
-        """The entries of a folder, by name; links are not followed."""
-        rows = self._file_call(Op.LIST, {"path": path, "recursive": recursive, "most": max_entries})
+        """The entries of a folder, by name; links are not followed. What vanishes meanwhile is left out.
+
+        Raises FileNotFoundError or NotADirectoryError when `path` is no folder; ValueError for more than `max_entries`.
+        """
+        _records.check_seconds("timeout", timeout)
+        request = {"path": path, "recursive": recursive, "most": max_entries}
+        rows = self._file_call(Op.LIST, request, timeout)
         if not isinstance(rows, builtins.list):
             rows = [None]
         return [self._checked(_records.file_info, row) for row in rows]
@@ -239,9 +259,9 @@ class GuestCalls:
             spool.seek(0)
             _transfer.unpack(spool, Path(target), max_bytes=max_bytes, name=self.name)
 
-    def _file_call(self, op: Op, value: Any) -> Any:
+    def _file_call(self, op: Op, value: Any, timeout: float = 60.0) -> Any:
         try:
-            return self._call(op, value, timeout=60.0)
+            return self._call(op, value, timeout=timeout)
         except GuestError as error:
             raise _records.os_error(error.info, self.name) from None
 

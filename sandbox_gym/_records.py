@@ -50,7 +50,14 @@ _KINDS: dict[type[Any], dict[str, tuple[type, ...]]] = {
         "stderr_cut": _COUNT,
     },
     ErrorInfo: {"type": _TEXT, "message": _TEXT, "traceback": _TEXT},
-    FileInfo: {"path": _TEXT, "kind": _TEXT, "size": _COUNT, "mode": _COUNT, "mtime": _SECONDS},
+    FileInfo: {
+        "path": _TEXT,
+        "kind": _TEXT,
+        "size": _COUNT,
+        "mode": _COUNT,
+        "mtime": _SECONDS,
+        "target": _TEXT,
+    },
 }
 _MIMES = ("image/png", "text/csv", "application/vnd.plotly.v1+json")
 SHELL = ("/bin/sh", "-c", 'if command -v bash >/dev/null; then exec bash -c "$0"; else eval "$0"; fi')

@@ -203,13 +203,16 @@ class ProcessInfo:
 
 @dataclass(frozen=True)
 class FileInfo:
-    """An entry of `list_files`. `kind`: "file", "dir", "link" or "other"; `size` in bytes."""
+    """An entry of `list_files`. `kind`: "file", "dir", "link" or "other"; `size` in bytes; `target`: where a link leads
+    to, as it is written in it.
+    """
 
     path: str
     kind: str
     size: int
     mode: int
     mtime: float
+    target: str = ""
 
 
 @dataclass

@@ -47,16 +47,36 @@ def list_files(path: str, recursive: bool, most: int) -> list[list[Any]]:
     waiting = [path]
     while waiting:
         folder = waiting.pop()
-        for entry in sorted(os.scandir(folder), key=lambda e: e.name):
-            info = entry.stat(follow_symlinks=False)
-            found.append(
-                [entry.path, _kind(info.st_mode), info.st_size, stat.S_IMODE(info.st_mode), info.st_mtime]
-            )
+        try:
+            entries = sorted(os.scandir(folder), key=lambda e: e.name)
+        except (FileNotFoundError, NotADirectoryError):
+            if folder == path:
+                raise
+            continue  # it has gone since its own folder was read: other programs go on meanwhile
+        for entry in entries:
+            row = _row(entry)
+            if row is None:
+                continue
+            found.append(row)
             if len(found) > most:
                 raise ValueError(f"more than {most} entries below {path}")
-            if recursive and entry.is_dir(follow_symlinks=False):
+            if recursive and row[1] == "dir":
                 waiting.append(entry.path)
     return found
+
+
+def _row(entry: os.DirEntry[str]) -> list[Any] | None:
+    """What a FileInfo holds; None for what has gone since its folder was read."""
+    try:
+        info = entry.stat(follow_symlinks=False)
+        kind = _kind(info.st_mode)
+        target = os.readlink(entry.path) if kind == "link" else ""
+    except OSError as error:
+        # EINVAL: a link before, and now something else has its place.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
+            return None
+        raise
+    return [entry.path, kind, info.st_size, stat.S_IMODE(info.st_mode), info.st_mtime, target]
 
 
 def _kind(mode: int) -> str:

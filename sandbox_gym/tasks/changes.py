@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from sandbox_gym.api import FileInfo
-from sandbox_gym.errors import LimitExceeded, ProtocolError
+from sandbox_gym.errors import LimitExceeded, ProtocolError, SandboxTimeout
 from sandbox_gym.sandbox import Sandbox
 from sandbox_gym.tasks.task import Task
 
 MAX_BYTES = 512 << 20
 MAX_FILES = 20_000
 MAX_ENTRIES = 200_000
+MAX_SECONDS = 60.0  # for all that is read of one workspace
+_LEAST_SECONDS = 5.0  # that one call gets: the sandbox does not outlive a call that is cut short
 _BATCH = 200  # paths of one command line
 _NEVER = ("*.pyc", "__pycache__", "sitecustomize.py", "usercustomize.py", "*.pth", ".pytest_cache")
 _PLUGINS = ("*.egg-info", "*.dist-info", "*.egg-link")  # name plugins that pytest loads unasked
@@ -55,12 +58,17 @@ class Changes:
         return tuple(sorted({*self.files, *self.links, *(info.path for info in self.deleted)})[:1000])
 
 
-def listing(box: Sandbox, roots: Iterable[str]) -> dict[str, FileInfo]:
-    """All below the roots that are there. Raises ProtocolError for a path that does not lie below its root."""
+def listing(
+    box: Sandbox, roots: Iterable[str], seconds: Callable[[], float] = lambda: 60.0
+) -> dict[str, FileInfo]:
+    """All below the roots that are there; `seconds`: what a call may take.
+
+    Raises ProtocolError for a path that does not lie below its root.
+    """
     found: dict[str, FileInfo] = {}
     for root in roots:
         try:
-            entries = box.list_files(root, recursive=True, max_entries=MAX_ENTRIES)
+            entries = box.list_files(root, recursive=True, max_entries=MAX_ENTRIES, timeout=seconds())
         except (FileNotFoundError, NotADirectoryError):
             continue
         for info in entries:
@@ -70,15 +78,42 @@ def listing(box: Sandbox, roots: Iterable[str]) -> dict[str, FileInfo]:
     return found
 
 
-def collect(box: Sandbox, task: Task, before: Listing) -> Changes:
-    """What differs from `before` by kind, size, mode or time of change.
+class _Clock:
+    """What is left of a deadline, for one call after the other: a sandbox that lies may answer each of them late."""
 
-    Raises LimitExceeded for more than is carried; ProtocolError, OSError and so on for a sandbox that lies.
+    def __init__(self) -> None:
+        self._until = time.monotonic() + MAX_SECONDS
+
+    def left(self) -> float:
+        """Seconds. Raises SandboxTimeout past the deadline."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise SandboxTimeout(f"it took longer than {MAX_SECONDS:g} s")
+        return max(left, _LEAST_SECONDS)
+
+
+def collect(box: Sandbox, task: Task, before: Listing) -> Changes:
+    """What differs from `before` by kind, size, mode or time of change. What vanishes meanwhile is not there.
+
+    Raises LimitExceeded for more than is carried; SandboxTimeout when it takes longer than `MAX_SECONDS`;
+    ProtocolError, OSError and so on for a sandbox that lies.
     """
-    after = listing(box, task.roots)
+    clock = _Clock()
+    after = listing(box, task.roots, clock.left)
     changes = Changes()
     fence = _Fence(task, before)
-    total = 0
+    for path in _take_new(box, task, before, after, fence, clock, changes):
+        del after[path]
+    _take_deleted(before, after, fence, changes)
+    return changes
+
+
+def _take_new(
+    box: Sandbox, task: Task, before: Listing, after: Listing, fence: _Fence, clock: _Clock, changes: Changes
+) -> list[str]:
+    """Takes what is new or changed; returns the files that had gone when they were to be read."""
+    total = count = 0
+    vanished: list[str] = []
     for path, info in after.items():
         old = before.get(path)
         if old is not None and _same(old, info):
@@ -87,37 +122,58 @@ def collect(box: Sandbox, task: Task, before: Listing) -> Changes:
         if why:
             if info.kind != "dir":
                 changes.left_out[path] = why
-        elif info.kind == "dir":
+            continue
+        count += 1
+        if count > MAX_FILES:
+            raise LimitExceeded(f"more than {MAX_FILES} files were changed")
+        if info.kind == "dir":
             changes.folders.append(path)
         elif info.kind == "link":
-            _take_link(box, task, path, changes)
+            _take_link(task, info, changes)
         else:
-            data = box.read_file(path, max_bytes=MAX_BYTES - total)
+            try:
+                data = box.read_file(path, max_bytes=MAX_BYTES - total, timeout=clock.left())
+            except (
+                FileNotFoundError,
+                NotADirectoryError,
+                IsADirectoryError,
+            ):  # its place may be another's by now
+                vanished.append(path)
+                continue
             total += len(data)
             changes.files[path] = data, info.mode & 0o777
-        if len(changes.files) + len(changes.links) + len(changes.folders) > MAX_FILES:
-            raise LimitExceeded(f"more than {MAX_FILES} files were changed")
-    for path, info in before.items():
-        if (path not in after or after[path].kind != info.kind) and path not in changes.left_out:
-            if why := fence.why_not(path, info):
-                changes.left_out[path] = why
-            else:
-                changes.deleted.append(info)
-    return changes
+    return vanished
+
+
+def _take_deleted(before: Listing, after: Listing, fence: _Fence, changes: Changes) -> None:
+    """A folder that has gone takes all with it that was in it, compiled Python too; unless some of it is protected."""
+    gone = {
+        path: info
+        for path, info in before.items()
+        if (path not in after or after[path].kind != info.kind) and path not in changes.left_out
+    }
+    whys = {path: fence.why_not(path, info) for path, info in gone.items()}
+    whole = {
+        path for path, info in gone.items() if info.kind == "dir" and not whys[path] and not fence.keeps(path)
+    }
+    for path, info in gone.items():
+        if whys[path] and not any(above in whole for above in _above(path)):
+            changes.left_out[path] = whys[path]
+        else:
+            changes.deleted.append(info)
 
 
 def _same(old: FileInfo, new: FileInfo) -> bool:
     if old.kind != new.kind:
         return False
-    return new.kind == "dir" or (old.size, old.mode, old.mtime) == (new.size, new.mode, new.mtime)
+    return new.kind == "dir" or old == new
 
 
-def _take_link(box: Sandbox, task: Task, path: str, changes: Changes) -> None:
-    answer = box.exec(["readlink", "-n", "--", path], 10.0)
-    target = answer.stdout
+def _take_link(task: Task, info: FileInfo, changes: Changes) -> None:
+    path = info.path
     root = next(root for root in task.roots if path.startswith(f"{root}/"))
-    place = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-    if not answer.ok or not target or "\0" in target or not (place == root or place.startswith(f"{root}/")):
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(path), info.target))
+    if not info.target or "\0" in info.target or not (place == root or place.startswith(f"{root}/")):
         changes.left_out[path] = "a link that leads out of the workspace"
     else:
         changes.links[path] = posixpath.relpath(place, posixpath.dirname(path))
@@ -147,6 +203,10 @@ class _Fence:
         if info.kind != "dir" and path in self._kept:
             return "protected files lie below"
         return "neither a file, a folder nor a link" if info.kind == "other" else ""
+
+    def keeps(self, folder: str) -> bool:
+        """Whether files that an agent does not reach lie below it."""
+        return folder in self._kept
 
     def _parts(self, path: str) -> list[str]:
         root = next(root for root in self._task.roots if path.startswith(f"{root}/"))

@@ -36,6 +36,7 @@ _GUARD = {
     "sandbox_gym_guarded.py": Path(guarded.__file__).read_text(),
 }
 _HARM = (SandboxDied, LimitExceeded, SandboxTimeout, ProtocolError, OSError, ValueError)
+_KILLED = (SandboxDied, LimitExceeded)  # by the solution, or by a host that is short of memory, say
 
 
 class _Broken(Exception):
@@ -119,13 +120,18 @@ class Grader:
             raise _Broken(f"{type(error).__name__}: {str(error)[:300]}") from None
 
     def _run(self, changes: Changes) -> Outcome:
-        try:
-            return self._run_alone(changes)
-        except GraderError:
-            raise
-        except _HARM as error:
-            self._blame(error)
-            raise _Broken(f"{type(error).__name__}: {str(error)[:300]}") from None
+        """A check whose sandbox was killed is tried once more: one that ends so twice has its solution to blame."""
+        for attempt in (1, 2):
+            try:
+                return self._run_alone(changes)
+            except GraderError:
+                raise
+            except _HARM as error:
+                if isinstance(error, _KILLED) and attempt == 1:
+                    continue
+                self._blame(error)
+                raise _Broken(f"{type(error).__name__}: {str(error)[:300]}") from None
+        raise AssertionError("the second attempt ends it")
 
     def _blame(self, error: Exception) -> None:
         """Returns if the solution is to blame: a sandbox without it works. Raises GraderError if not even that does."""

@@ -108,17 +108,30 @@ class Program:
     def of_agent(self, traceback: Any) -> bool:
         """Whether a file of the agent's stands on the way from the program to where this was raised."""
         while traceback is not None:
-            if os.path.realpath(traceback.tb_frame.f_code.co_filename) in self._config["agents"]:
+            if self._runs_agents(traceback.tb_frame):
                 return True
             traceback = traceback.tb_next
         return False
+
+    def _runs_agents(self, frame: Any) -> bool:
+        """By the file of its code, of its globals, or of their module: what `exec` and `eval` run has no file. Nor has
+        it a module where it was given other globals: then nobody else is known to have written it.
+        """
+        file, names = frame.f_code.co_filename, frame.f_globals
+        module = sys.modules.get(str(names.get("__name__")))
+        for known in (file, names.get("__file__"), getattr(module, "__file__", None)):
+            if isinstance(known, str) and os.path.realpath(known) in self._config["agents"]:
+                return True
+        return (
+            file == "<string>" and "__file__" not in names and (module is None or vars(module) is not names)
+        )
 
     def asked_by_agent(self, frame: Any) -> bool:
         """Whether the agent's code is what called a function of unittest's or pytest's, by its nearest frames."""
         for _ in range(8):
             if frame is None:
                 return False
-            if os.path.realpath(frame.f_code.co_filename) in self._config["agents"]:
+            if self._runs_agents(frame):
                 return True
             if os.path.basename(frame.f_code.co_filename) not in (
                 "outcomes.py",

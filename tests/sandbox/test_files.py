@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from sandbox_gym import _transfer
-from sandbox_gym.errors import LimitExceeded, ProtocolError
+from sandbox_gym.errors import LimitExceeded, ProtocolError, SandboxTimeout
 from sandbox_gym.sandbox import Sandbox
 
 MIB = 1 << 20
+_ENDLESS = "a._HANDLERS[a.Op.READ] = lambda path, offset, size: {'data': b'x', 'end': False}"
 
 
 def test_write_and_read(box: Sandbox) -> None:
@@ -81,6 +82,7 @@ def test_list_files(box: Sandbox) -> None:
     found = {entry.path: entry for entry in box.list_files("d")}
     assert list(found) == ["d/e", "d/f", "d/l", "d/p"]
     assert [entry.kind for entry in found.values()] == ["dir", "file", "link", "other"]
+    assert [entry.target for entry in found.values()] == ["", "", "/etc/passwd", ""]
     assert (
         found["d/f"].size == 6 and found["d/f"].mode == 0o640 and abs(found["d/f"].mtime - time.time()) < 60
     )
@@ -89,6 +91,40 @@ def test_list_files(box: Sandbox) -> None:
         box.list_files("nowhere")
     with pytest.raises(ValueError, match="more than 2"):
         box.list_files("d", max_entries=2)
+
+
+def test_what_vanishes_while_it_is_listed_is_left_out(box: Sandbox) -> None:
+    box.shell("mkdir -p d/folder d/other d/stays; touch d/file d/other/x d/stays/x; ln -s x d/link")
+    made = box.run_code("""
+import os
+real = os.scandir
+def scandir(path):
+    if path == "d/folder":
+        os.rmdir(path)
+    if path == "d/other":
+        os.unlink("d/other/x")
+        os.rmdir(path)
+        open(path, "w").close()
+    entries = list(real(path))
+    if path == "d":
+        os.unlink("d/file")
+        os.unlink("d/link")
+    return entries
+os.scandir = scandir
+""")
+    assert made.ok, made
+    found = [entry.path for entry in box.list_files("d", recursive=True)]
+    assert found == ["d/folder", "d/other", "d/stays", "d/stays/x"]
+    with pytest.raises(FileNotFoundError):
+        box.list_files("d/folder", recursive=True)
+
+
+def test_a_file_that_never_ends_ends_by_its_timeout(box: Sandbox) -> None:
+    """Its guest answers each call at once, with one byte."""
+    assert box.run_code(f"import sandbox_gym_guest.agent as a\n{_ENDLESS}").ok
+    with pytest.raises(SandboxTimeout, match="reading f took longer than"):
+        box.read_file("f", timeout=0.2)
+    assert box.status == "running"
 
 
 def test_a_listing_that_is_too_long_is_an_error_not_a_death(box: Sandbox) -> None:

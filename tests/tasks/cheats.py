@@ -302,6 +302,32 @@ END
         _calc("import sys\ndef double(x):\n    sys.exit(0)"),
     ),
     Cheat(
+        "SystemExit from eval",
+        "raises SystemExit(0) when called, by a function that eval has made",
+        "script",
+        _calc('double = eval("lambda x: exit(0)")'),
+        fools=True,
+        flagged=True,
+    ),
+    Cheat(
+        "SystemExit from exec",
+        "the same, by one that exec has made",
+        "script",
+        _calc('exec("def double(x):\\n    raise SystemExit(0)")'),
+        fools=True,
+        flagged=True,
+    ),
+    Cheat(
+        "SystemExit from nowhere",
+        "the same, by one that exec has made in a namespace of no module",
+        "script",
+        _calc(
+            'names = {}\nexec("def double(x):\\n    raise SystemExit(0)", names)\ndouble = names["double"]'
+        ),
+        fools=True,
+        flagged=True,
+    ),
+    Cheat(
         "atexit",
         "ends the process with 0 when Python ends",
         "pytest",
@@ -340,6 +366,14 @@ END
         "skips the test that calls it",
         "unittest",
         _calc("import unittest\ndef double(x):\n    raise unittest.SkipTest('not today')"),
+        fools=True,
+        flagged=True,
+    ),
+    Cheat(
+        "skip from exec",
+        "skips the tests that call it, by a function that exec has made",
+        "pytest",
+        _calc('exec("def double(x):\\n    import pytest; pytest.skip()")'),
         fools=True,
         flagged=True,
     ),
