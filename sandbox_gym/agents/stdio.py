@@ -1,7 +1,7 @@
 """MCP's messages over stdin and stdout, one a line.
 
 The mcp package's own transport is silent about a line that is no message, so that whoever sent it waits for ever; and
-it reads in a thread that Python waits for at its end, so that Ctrl-C ends nothing while stdin is open.
+its threads are waited for by Python at its end, so that Ctrl-C ends nothing while stdin is open.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import anyio
-import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp import types
 from mcp.shared.message import SessionMessage
 
+_T = TypeVar("_T")
 Reading = MemoryObjectReceiveStream["SessionMessage | Exception"]
 Writing = MemoryObjectSendStream[SessionMessage]
 
@@ -28,15 +29,11 @@ Writing = MemoryObjectSendStream[SessionMessage]
 @asynccontextmanager
 async def messages() -> AsyncIterator[tuple[Reading, Writing]]:
     """What an mcp server reads until stdin ends, and what it writes to; for asyncio. A line that is no message is
-    answered here.
+    answered here. Ctrl-C cancels the block that this is around, which then raises KeyboardInterrupt.
     """
     arriving, reading = anyio.create_memory_object_stream["SessionMessage | Exception"](0)
     writing, leaving = anyio.create_memory_object_stream[SessionMessage](0)
     loop = asyncio.get_running_loop()
-
-    def write(data: bytes) -> None:
-        sink.write(data)
-        sink.flush()
 
     async def deliver(line: bytes) -> None:
         item = parse(line)
@@ -48,16 +45,33 @@ async def messages() -> AsyncIterator[tuple[Reading, Writing]]:
     def take(source: BinaryIO) -> None:
         with suppress(OSError):  # a terminal that has gone
             for line in source:
-                if line.strip() and not _run(deliver(line), loop):
+                if line.strip() and not _ran(deliver(line), loop):
                     return
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(arriving.close)
+        _tell(arriving.close, loop)
 
-    with _claimed() as (source, sink):
-        async with arriving, reading, writing, leaving, anyio.create_task_group() as tasks:
-            tasks.start_soon(_put, leaving, write)
-            threading.Thread(target=take, args=(source,), name="stdin", daemon=True).start()
+    def give(sink: BinaryIO) -> None:
+        """In ASCII, where half a character that a client sent as its id can stand."""
+        try:
+            while (sent := _ran(leaving.receive(), loop)) is not None:
+                message = sent[0].message.model_dump(mode="json", by_alias=True, exclude_unset=True)
+                sink.write(json.dumps(message).encode() + b"\n")
+                sink.flush()
+        except OSError:  # nobody reads
+            _tell(stop, loop)
+        _tell(given.set, loop)
+
+    def stop() -> None:
+        leaving.close()
+        scope.cancel()
+
+    given = anyio.Event()
+    with _claimed() as wires, _interrupted_by(stop, loop), anyio.CancelScope() as scope:
+        for work, wire in zip((take, give), wires):
+            threading.Thread(target=work, args=(wire,), name="stdio", daemon=True).start()
+        async with arriving, reading, writing, leaving:
             yield reading, writing
+            writing.close()
+            await given.wait()
 
 
 def parse(line: bytes) -> types.JSONRPCMessage:
@@ -84,27 +98,49 @@ def _refusal(request: Any, code: int, text: str) -> types.JSONRPCError:
     return types.JSONRPCError(jsonrpc="2.0", id=id, error=types.ErrorData(code=code, message=text))
 
 
-def _run(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> bool:
-    """In the loop's thread, from another. False: the server has ended, or does."""
+def _ran(work: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop) -> tuple[_T] | None:
+    """What it returned in the loop's thread, from another. None: the server has ended, or does."""
     try:
-        asyncio.run_coroutine_threadsafe(work, loop).result()
-    except (RuntimeError, CancelledError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        return (asyncio.run_coroutine_threadsafe(work, loop).result(),)
+    except (
+        RuntimeError,
+        CancelledError,
+        anyio.EndOfStream,
+        anyio.BrokenResourceError,
+        anyio.ClosedResourceError,
+    ):
         work.close()  # a closed loop has not begun it
-        return False
-    return True
+        return None
 
 
-async def _put(leaving: MemoryObjectReceiveStream[SessionMessage], write: Callable[[bytes], Any]) -> None:
-    """In ASCII, where half a character that a client sent as its id can stand."""
-    async for item in leaving:
-        message = item.message.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        await anyio.to_thread.run_sync(write, json.dumps(message).encode() + b"\n", abandon_on_cancel=True)
+def _tell(act: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(act)
+
+
+@contextmanager
+def _interrupted_by(stop: Callable[[], object], loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Asyncio's own handler does not wake a loop that is about to wait, and cancels only once."""
+    seen: list[bool] = []
+
+    def interrupt() -> None:
+        seen.append(True)
+        stop()
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    if seen:
+        raise KeyboardInterrupt
 
 
 @contextmanager
 def _claimed() -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Stdin and stdout, which meanwhile are nothing, and stderr, to the rest of this process and to its children."""
-    wires = [os.dup(number) for number in (0, 1)]  # not closed: the thread may still wait there
+    wires = [os.dup(number) for number in (0, 1)]  # not closed: a thread may still wait there
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -79,6 +79,22 @@ def test_ctrl_c_ends_it_and_its_sandbox_while_stdin_is_open(wire: Wire, busy: bo
     assert wire.process.stderr.read() == b""
 
 
+def test_ctrl_c_ends_it_while_nobody_reads_its_answer(wire: Wire) -> None:
+    assert wire.process.stdout is not None
+    wire.say(message(id=1, method="x" * 300_000))  # which the answer repeats: more than a pipe holds
+    assert os.read(wire.process.stdout.fileno(), 1) == b"{"
+    wire.process.send_signal(signal.SIGINT)
+    assert wire.process.wait(10) == 130
+
+
+def test_it_ends_with_who_read_its_answers(wire: Wire) -> None:
+    assert wire.process.stdout is not None and wire.process.stderr is not None
+    wire.process.stdout.close()
+    wire.say(message(id=1, method="ping"))
+    assert wire.process.wait(10) == 0
+    assert wire.process.stderr.read() == b""
+
+
 def test_every_line_that_asks_has_an_answer(wire: Wire) -> None:
     wrong: list[tuple[str | bytes, int | str | None, int]] = [
         ("{", None, -32700),
