@@ -21,7 +21,7 @@ from sandbox_gym.testing.topics.images import small_root
 
 def images(quick: bool) -> list[Row]:
     """Restores of a sandbox made of an image, and of one made of the host's files, in turns."""
-    rounds = 100 if quick else 1000
+    rounds = 300 if quick else 1000
     with tempfile.TemporaryDirectory(prefix="sandbox-gym-bench-") as folder:
         image = Image.from_directory(small_root(Path(folder), compiled=True))
         with Sandbox.create(image=image) as ours, Sandbox.create() as theirs:
