@@ -55,7 +55,10 @@ class Maker:
         self.gateway = gateway
         self._imager = imager
         self._userns = userns  # of first guests
-        self._hot: Node | None = None  # the snapshot restored last, when it was not for the first time
+        self._last: Node | None = None  # the snapshot restored last
+        self._hot: Node | None = (
+            None  # the same, if it was before that, too: a search goes from one to the other
+        )
         # The parts and the mounted disk of its next copy.
         self._prepared: tuple[Node, Parts, int] | None = None
 
@@ -89,8 +92,8 @@ class Maker:
     def copy(self, source: Node, name: str | None, allow: Allow | None) -> Node:
         """Asks a guest to clone itself. Raises OSError, CopyFailed, BackendUnavailable."""
         source.freeze_disk()
-        self._hot = source if source.copied else None
-        source.copied = True
+        self._hot = source if source is self._last else None
+        self._last = source
         node, parts, root = self._assemble(source.family, source, name, allow)
         attached = attach(source.family)
         joins = parts.group.join_fds
@@ -170,6 +173,8 @@ class Maker:
             parts.discard()
         if source is self._hot:
             self._hot = None
+        if source is self._last:
+            self._last = None
 
     def _assemble(
         self, family: Family, source: Node | Image | None, name: str | None, allow: Allow | None

@@ -53,7 +53,6 @@ class Node:
     pid: int = 0
     pidfd: int = -1
     frozen: bool = False
-    copied: bool = False
     handles: int = 0  # references that clients hold on a snapshot
     children: set[Node] = field(default_factory=set)
     created: float = field(default_factory=time.time)
