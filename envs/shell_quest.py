@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -22,9 +22,6 @@ from sandbox_gym.envs.terminal import AnyText
 from sandbox_gym.errors import SandboxError, SandboxTimeout
 from sandbox_gym.guest.encoded import TEXT_SIZE, write_text
 from sandbox_gym.sandbox import Sandbox
-
-if TYPE_CHECKING:
-    pass
 
 FOLDER = "/workspace/quest"
 KINDS: dict[str, Callable[[random.Random], Quest]] = {

@@ -66,8 +66,7 @@ class DockerBackend:
     def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
         until = time.monotonic() + timeout
         self._tend()
-        if spec.rootfs is None and spec.python_path is None:
-            spec = host_python.seen(spec)
+        spec = host_python.seen(spec)
         with self._population.room([name]):
             root = self._roots.get(spec, until)
             return self._maker.make(spec, root, None, spec.network, name, secrets.token_hex(6), until)

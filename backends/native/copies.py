@@ -56,9 +56,8 @@ class Maker:
         self._imager = imager
         self._userns = userns  # of first guests
         self._last: Node | None = None  # the snapshot restored last
-        self._hot: Node | None = (
-            None  # the same, if it was before that, too: a search goes from one to the other
-        )
+        # The same, if it was the last before, too: a search goes from one snapshot to the other.
+        self._hot: Node | None = None
         # The parts and the mounted disk of its next copy.
         self._prepared: tuple[Node, Parts, int] | None = None
 

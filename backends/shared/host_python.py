@@ -11,7 +11,9 @@ from sandbox_gym.api import SandboxSpec
 
 
 def seen(spec: SandboxSpec) -> SandboxSpec:
-    """The spec with that in it."""
+    """The spec with that in it; as it is where it says what its Python sees, or has a root file system of its own."""
+    if spec.rootfs is not None or spec.python_path is not None:
+        return spec
     return dataclasses.replace(spec, python_path=python_path(), in_place=in_place())
 
 

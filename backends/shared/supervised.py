@@ -148,8 +148,7 @@ class Supervised:
     # ---- of a Backend ---------------------------------------------------------------------------------------------
 
     def create(self, spec: SandboxSpec, *, name: str | None, timeout: float) -> Live:
-        if spec.rootfs is None and spec.python_path is None:
-            spec = host_python.seen(spec)
+        spec = host_python.seen(spec)
         request = {"op": "create", "spec": protocol.spec_to_json(spec), "name": name, "timeout": timeout}
         request["budgeted"] = True
         message, fds = self._ask(request, timeout)

@@ -1,4 +1,6 @@
-"""What a sandbox sees of the Python that made it: what is installed there, and not where it was started."""
+"""What a sandbox takes over of the process that made it: what is installed for its Python. Not the folder that it was
+started in, its environment, nor the signals that it ignores.
+"""
 
 # ruff: noqa: E501  (programs are text)
 from __future__ import annotations
@@ -6,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,3 +85,26 @@ def test_a_package_that_is_installed_in_place_is_there_alone(kind: str, tmp_path
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
     )
     assert process.stdout == "'found' False\n", process.stderr
+
+
+def test_the_host_s_environment_is_not_there(client: Callable[..., subprocess.Popen[str]]) -> None:
+    code = """
+with Sandbox.create(env={"MINE": "given"}) as box:
+    print(box.shell("env; cat /proc/*/environ | tr '\\\\0' '\\\\n'").stdout, box.run_code("import os; dict(os.environ)").value)
+"""
+    out, err = client(
+        code, AWS_SECRET_ACCESS_KEY="hush-hush", SANDBOX_TEST="x", PYTHONWARNINGS="ignore"
+    ).communicate(timeout=30)
+    assert "MINE=given" in out, err
+    assert "hush" not in out and "SANDBOX_TEST" not in out and "PYTHONWARNINGS" not in out
+
+
+def test_a_guest_ignores_no_signal_that_its_client_does(client: Callable[..., subprocess.Popen[str]]) -> None:
+    out, err = client(
+        "import signal\n"
+        "for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT): signal.signal(number, signal.SIG_IGN)\n"
+        "with Sandbox.create() as box: print(box.shell('grep SigIgn /proc/self/status').stdout)"
+    ).communicate(timeout=60)
+    word, mask = out.split()
+    # 32 and 33 are the C library's own, which its posix_spawn leaves ignored.
+    assert (word, int(mask, 16) & ~(3 << 31)) == ("SigIgn:", 0), err
