@@ -122,6 +122,10 @@ def ends(box: Sandbox, state: str, reason: str | None) -> None:
         _note("end", box, {"state": state, "reason": reason}, None)
 
 
+def is_on() -> bool:
+    return _log is not None
+
+
 def stepped(boxes: Iterable[Sandbox], steps: int = 1) -> None:
     """Their environments were asked for so many steps."""
     if _log is not None:

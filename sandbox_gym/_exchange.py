@@ -29,7 +29,7 @@ from sandbox_gym.guest.wire import HEADER, STEP_RESULT, Op, Status, WireError
 from sandbox_gym.hosting import Remote
 
 _HEAD = HEADER.size + STEP_RESULT.size
-_WORDS = struct.Struct("<QQ")  # a header, as two numbers
+_USUALLY = struct.Struct("<QQ2x")  # a header, as two numbers, and flags of an episode that goes on
 _TAIL = 4096  # bytes of info that come in with the same system call
 _STEP = int(Op.STEP)
 _GRACE = 0.25  # seconds that replies which have begun to come may take when the time is over
@@ -45,9 +45,10 @@ class Requests:
             return
         self._dtype, self._shape = codec.array
         row = np.dtype([("first", "<u8"), ("length", "<u8"), ("action", self._dtype, self._shape)])
-        self._rows = np.zeros(n, row)  # [num_envs]
-        self._rows["length"] = codec.nbytes
-        view = memoryview(self._rows.view(np.uint8))  # type: ignore[arg-type]  # an array is a buffer
+        rows = np.zeros(n, row)  # [num_envs]
+        rows["length"] = codec.nbytes
+        self._first, self._actions = rows["first"], rows["action"]
+        view = memoryview(rows.view(np.uint8))  # type: ignore[arg-type]  # an array is a buffer
         self._frames = [view[i * row.itemsize : (i + 1) * row.itemsize] for i in range(n)]
         self._whole = isinstance(codec.space, spaces.Discrete)
         self._batch_shape = (n, *self._shape)
@@ -63,13 +64,15 @@ class Requests:
             self._whole and actions.dtype.kind in "iu" and np.can_cast(actions.dtype, self._dtype)
         ):
             return None
-        self._rows["first"] = _STEP | seq << 16
-        self._rows["action"] = actions
+        self._first.fill(_STEP | seq << 16)
+        self._actions[...] = actions
         return self._frames
 
 
-Collected = tuple[Any, Any, Any, dict[int, dict[str, Any]], dict[int, Exception]]
-"""Rewards, terminations, truncations [num_envs], then infos and failures by lane."""
+Collected = tuple[Any, Any, Any, set[int], dict[int, dict[str, Any]], dict[int, Exception]]
+"""Rewards, terminations, truncations [num_envs], the lanes that one of the last two is True for, then infos and
+failures by lane.
+"""
 Failure = (GuestError, SandboxTimeout, SandboxDied, ProtocolError)
 
 
@@ -83,10 +86,10 @@ class Exchange(Protocol):
         """The lane's steps fail from now on."""
 
     def post(
-        self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
+        self, actions: Any, each: Callable[[Any], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
     ) -> None:
         """Sends a step to each of `lanes`, and to those of `again` that they begin their next episode in place.
-        `each()` gives the actions one by one, for a batch that has to go so. A guest that can't be reached is noticed
+        `each(actions)` gives the actions one by one, for a batch that has to go so. A guest that can't be reached is noticed
         by `collect`.
         """
 
@@ -122,12 +125,10 @@ class RawExchange:
         self._receive: list[Callable[..., Any]] = [_refuse] * n
         self._requests = Requests(n, self._actions)
         self._heads = np.zeros((n, _HEAD), np.uint8)
-        self._words = self._heads.view("<u8")  # [n, 4]: header, header, reward, flags
-        self._headers = self._heads[:, : HEADER.size]
-        self._rewards = self._heads.view("<f8")[:, 2]
-        self._ones = np.ones(n)
-        self._flags = self._heads[:, HEADER.size + 8 : HEADER.size + 10]
-        self._going = bytes(2 * n)
+        self._words = self._heads.view("<u8")  # [n, 4]: header, header, flags, reward
+        self._usually = self._heads[:, : HEADER.size + 2]  # what of the head is alike in all usual replies
+        self._flags = self._heads[:, HEADER.size : HEADER.size + 2]
+        self._rewards = self._heads.view("<f8")[:, 3]
         dtype, shape = codec.array
         self._sides = [np.zeros((n, *shape), dtype) for _ in range(2)]
         self._tails = np.zeros((n, _TAIL), np.uint8)
@@ -162,11 +163,11 @@ class RawExchange:
         return side.copy() if copy else side
 
     def post(
-        self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
+        self, actions: Any, each: Callable[[Any], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
     ) -> None:
         self._seq = (self._seq + 1) & 0xFFFF
         frames, send = self._requests.pack(actions, self._seq), self._send
-        singles = each() if frames is None else ()
+        singles = each(actions) if frames is None else ()
         for lane in again:
             with contextlib.suppress(OSError):
                 send[lane](HEADER.pack(_STEP, 0, self._seq, 0, 0))
@@ -196,30 +197,32 @@ class RawExchange:
             self._words[idle] = first, second, 0, 0
             side[idle] = self._sides[last][idle]
         deadline = time.monotonic() + self._timeout
-        odd, failures = self._receive_all(lanes)
-        deadline = max(deadline, time.monotonic() + _GRACE)
+        expected = _USUALLY.pack(first, second) * self._n
+        terminations, truncations = np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
+        ended: set[int] = set()
         infos: dict[int, dict[str, Any]] = {}
-        # The guests wait while this process checks, so the usual case is one comparison of bytes.
-        if odd or failures or self._headers.tobytes() != _WORDS.pack(first, second) * self._n:
+        odd, failures = self._receive_all(lanes)
+        # The guests wait from here on, so the usual case, in which nothing ends, is one comparison of bytes.
+        if odd or failures or self._usually.tobytes() != expected:
+            deadline = max(deadline, time.monotonic() + _GRACE)
             unusual = (self._words[:, 0] != first) | (self._words[:, 1] != second)
             for lane in sorted({*odd, *np.flatnonzero(unusual).tolist()} - failures.keys()):
                 try:
                     infos[lane] = self._read(lane, odd.get(lane, self._usual), deadline)
                 except Failure as error:
                     failures[lane] = error
-        if not math.isfinite(self._rewards.dot(self._ones)):
-            for lane in np.flatnonzero(~np.isfinite(self._rewards)).tolist():
-                failures.setdefault(
-                    lane, ProtocolError(f"{self._name(lane)}: a reward of {self._rewards[lane]}")
-                )
-        for lane in failures:
-            self._words[lane] = 0
-            side[lane] = self._sides[last][lane]
-        if self._flags.tobytes() == self._going:  # most steps end nothing, and NumPy is slow on few numbers
-            terminations, truncations = np.zeros((2, self._n), np.bool_)
-        else:
+            for lane in failures:
+                self._words[lane] = 0
             terminations, truncations = self._flags.T != 0
-        return self._rewards.copy(), terminations, truncations, infos, failures
+            ended.update(np.flatnonzero(terminations | truncations).tolist())
+        rewards = self._rewards.copy()
+        if not math.isfinite(sum(rewards.tolist())):
+            for lane in np.flatnonzero(~np.isfinite(rewards)).tolist():
+                failures[lane] = ProtocolError(f"{self._name(lane)}: a reward of {rewards[lane]}")
+                rewards[lane] = terminations[lane] = truncations[lane] = 0
+        for lane in failures:
+            side[lane] = self._sides[last][lane]
+        return rewards, terminations, truncations, ended, infos, failures
 
     def _receive_all(self, lanes: Sequence[int]) -> tuple[dict[int, int], dict[int, Exception]]:
         """One system call a lane: the replies of unusual length, with what came of them, and the failures."""
@@ -335,9 +338,9 @@ class ValueExchange:
         return copying.deepcopy(batch) if copy else batch
 
     def post(
-        self, actions: Any, each: Callable[[], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
+        self, actions: Any, each: Callable[[Any], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
     ) -> None:
-        singles = each()
+        singles = each(actions)
         for lane in again:
             channel = self._channels[lane]
             if channel is not None:
@@ -371,7 +374,8 @@ class ValueExchange:
                 failures[lane] = ProtocolError(f"lane {lane}: {error}")
             else:
                 self._last[lane], rewards[lane], terminations[lane], truncations[lane], infos[lane] = step
-        return rewards, terminations, truncations, infos, failures
+        ended = set(np.flatnonzero(terminations | truncations).tolist())
+        return rewards, terminations, truncations, ended, infos, failures
 
 
 def _refuse(*_: Any) -> Any:

@@ -191,7 +191,7 @@ class Remote:
         """A STEP reply's value. Raises WireError."""
         if len(data) < STEP_RESULT.size:
             raise WireError("a step's reply without its result")
-        reward, terminated, truncated = STEP_RESULT.unpack_from(data)
+        terminated, truncated, reward = STEP_RESULT.unpack_from(data)
         if not math.isfinite(reward):
             raise WireError(f"a reward of {reward}")
         observation, info = self.observations.read(meta, data[STEP_RESULT.size :])

@@ -100,7 +100,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
         )
         self.closed = False
         self._all = list(range(num_envs))
-        self._ended = np.zeros(num_envs, np.bool_)  # lanes whose episode is over and not reset yet
+        self._ended: set[int] = set()  # lanes whose episode is over and not reset yet
         self._struck: dict[int, int] = {}  # failures of lanes that have made no step since
         hosting = self._lanes.hosting
         self.render_mode = hosting.render_mode
@@ -130,49 +130,51 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
             options = {key: value for key, value in options.items() if key != "reset_mask"}
         plain(options, "options")
         self._lanes.revive()
-        self._ended[mask] = True  # until they are reset, should that fail
         chosen = {lane: seeds[lane] for lane in self._all if mask[lane]}
+        self._ended.update(chosen)  # until they are reset, should that fail
         infos = self._lanes.finish(self._lanes.begin(chosen, options))
-        self._ended[mask] = False
+        self._ended.difference_update(chosen)
         return self._batch(), self._merge(infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of every lane. Raises SandboxDied when the supervisor is gone: `reset` starts another."""
         self._check_open()
         lanes, over, again = self._all, [], []
-        if np.count_nonzero(self._ended):
-            over, lanes = np.flatnonzero(self._ended).tolist(), np.flatnonzero(~self._ended).tolist()
+        if self._ended:
+            over, lanes = sorted(self._ended), [lane for lane in self._all if lane not in self._ended]
             if self.autoreset_mode is AutoresetMode.DISABLED:
                 raise AssertionError(f"lanes {over} have ended: reset them first")
             again = self._lanes.in_place(over)
-            over = sorted(set(over).difference(again))
+            over = sorted(self._ended.difference(again))
         exchange = self._lanes.exchange
-        exchange.post(actions, lambda: self._each(actions), lanes, again)
-        _audit.stepped(self._lanes.boxes(lanes))  # while the guests step
-        # Guests step while this process looks after the episodes that begin.
+        exchange.post(actions, self._each, lanes, again)
+        # While the guests step, this process looks after what else there is to do.
+        if _audit.is_on():
+            _audit.stepped(self._lanes.boxes(lanes))
         begun = self._lanes.begin(dict.fromkeys(over), None) if over else None
         lanes = sorted((*lanes, *again)) if again else lanes
         try:
-            rewards, terminations, truncations, infos, failures = exchange.collect(lanes)
+            rewards, terminations, truncations, ended, infos, failures = exchange.collect(lanes)
         except BaseException:  # Ctrl-C: what the lanes answer now would be taken for the next step's
             for lane in self._all:
                 self._lanes.fail(lane, SandboxDied("a step was interrupted"))
-            self._ended[:] = True
+            self._ended.update(self._all)
             raise
         if begun is not None:
             infos.update(self._lanes.finish(begun))
         for lane, error in failures.items():
             infos[lane] = {"sandbox_error": self._lanes.fail(lane, error)}
             truncations[lane] = True
+            ended.add(lane)
         if failures or self._struck:
             self._count_strikes(lanes, failures)
-        self._ended = terminations | truncations
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and np.count_nonzero(self._ended):
-            merged = self._reset_now(np.flatnonzero(self._ended).tolist(), infos, failures)
-            self._ended = np.zeros(self.num_envs, np.bool_)
+        self._ended = ended
+        if ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            merged = self._reset_now(sorted(ended), infos, failures)
+            self._ended = set()
         else:
             merged = self._merge(infos) if infos else {}
-        return self._batch(), rewards, terminations, truncations, merged
+        return exchange.batch(copy=self.copy), rewards, terminations, truncations, merged
 
     def render(self) -> tuple[Any, ...]:
         """A frame of each lane."""
@@ -230,8 +232,9 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(f"restore takes {self.num_envs} snapshots or Nones, not {len(snapshots)}")
         chosen = {lane: snapshot for lane, snapshot in enumerate(snapshots) if snapshot is not None}
         seeds = dict(zip(chosen, copy_seeds(rng, len(chosen))))
-        for lane, ended in self._lanes.adopt(chosen, seeds).items():
-            self._ended[lane] = ended
+        adopted = self._lanes.adopt(chosen, seeds)
+        self._ended.difference_update(adopted)
+        self._ended.update(lane for lane, ended in adopted.items() if ended)
         infos = self._lanes.recall(list(chosen))
         return self._batch(), self._merge(infos)
 
@@ -251,7 +254,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
             snapshot.delete()
 
     def _capture(self, lane: int) -> Snapshot:
-        return self._lanes.capture(lane, ended=bool(self._ended[lane]))
+        return self._lanes.capture(lane, ended=lane in self._ended)
 
     # ---- results ------------------------------------------------------------------------------------------------
 
@@ -289,7 +292,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
         hopeless = [lane for lane, strikes in self._struck.items() if strikes >= _STRIKES]
         self._struck = {lane: strikes for lane, strikes in self._struck.items() if 0 < strikes < _STRIKES}
         if hopeless:
-            self._ended[hopeless] = True
+            self._ended.update(hopeless)
             error = failures[hopeless[0]]
             raise SandboxError(f"lane {hopeless[0]} failed at {_STRIKES} steps in a row: {error}") from error
 

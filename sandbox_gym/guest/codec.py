@@ -14,7 +14,7 @@ from gymnasium import Space, spaces
 from . import wire
 from .wire import WireError
 
-_LARGE = 4096  # bytes from which an array is sent from where it lies
+LARGE = 1 << 14  # bytes from which an array is sent from where it lies
 _INT64 = struct.Struct("<q")
 
 Packed = bytes | memoryview
@@ -26,7 +26,7 @@ class Leaf(NamedTuple):
     nbytes: int
     pack: Callable[[Any], Packed]
     unpack: Callable[[Packed], Any]
-    exact: Callable[[Any], bool]  # whether unpack(pack(value)) is the value, to the dtype
+    exact: Callable[[Any], Packed | None]  # `pack` of what `unpack` gives back to the dtype, None of all other values
 
 
 class Codec:
@@ -65,8 +65,8 @@ class Codec:
 
     def encode(self, value: Any) -> tuple[Any, ...]:
         """A request's `(meta, *data)`."""
-        if self.nbytes is not None and self._exact(value):
-            return b"", self._pack(value)
+        if self.nbytes is not None and (data := self._exact(value)) is not None:
+            return b"", data
         meta, buffers = wire.encode([value])
         return meta, *buffers
 
@@ -143,17 +143,18 @@ def _leaf(space: Space[Any]) -> Leaf | None:
 def _array_leaf(dtype: Any, shape: tuple[int, ...]) -> Leaf:
     ndarray = np.ndarray
     nbytes = math.prod(shape) * dtype.itemsize
-    large = nbytes >= _LARGE
+    large = nbytes >= LARGE
 
-    def exact(value: Any) -> bool:
-        return type(value) is ndarray and value.dtype == dtype and value.shape == shape
+    def exact(value: Any) -> Packed | None:
+        if type(value) is not ndarray or value.dtype != dtype or value.shape != shape:
+            return None
+        if large and value.flags.c_contiguous:
+            return memoryview(value.reshape(-1).view(np.uint8))
+        return value.tobytes()
 
     def pack(value: Any) -> Packed:
-        if type(value) is not ndarray or value.dtype != dtype or value.shape != shape:
-            value = _cast(value, dtype, shape)
-        if large and value.flags.c_contiguous:
-            return memoryview(value.view(ndarray).reshape(-1).view(np.uint8))
-        return value.tobytes()  # type: ignore[no-any-return]
+        data = exact(value)
+        return exact(_cast(value, dtype, shape)) if data is None else data
 
     def unpack(data: Packed) -> Any:
         return ndarray(shape, dtype, bytearray(data))
@@ -179,9 +180,11 @@ def _discrete_leaf(dtype: Any) -> Leaf:
     native = dtype == np.int64 and dtype.isnative
     bounds = np.iinfo(dtype)
 
-    def exact(value: Any) -> bool:
+    def exact(value: Any) -> bytes | None:
         kind = type(value)
-        return kind is number or (kind is int and bounds.min <= value <= bounds.max)
+        if kind is number or (kind is int and bounds.min <= value <= bounds.max):
+            return pack(value)
+        return None
 
     def pack(value: Any) -> bytes:
         try:
@@ -203,13 +206,20 @@ def _composite_leaf(keys: list[Any], parts: list[Space[Any]], kind: type[Any]) -
     ends = np.cumsum([leaf.nbytes for leaf in leaves], dtype=int).tolist()
     packers = [(key, leaf.pack) for key, leaf in zip(keys, leaves)]
     unpackers = [(key, end - leaf.nbytes, end, leaf.unpack) for key, leaf, end in zip(keys, leaves, ends)]
-    checks = [(key, leaf.exact) for key, leaf in zip(keys, leaves)]
+    parts_exact = [(key, leaf.exact) for key, leaf in zip(keys, leaves)]
+    names = set(keys)
 
-    def exact(value: Any) -> bool:
+    def exact(value: Any) -> bytes | None:
         form: Any = type(value)
-        if form is not kind or len(value) != len(keys):
-            return False
-        return all((kind is tuple or key in value) and check(value[key]) for key, check in checks)
+        if form is not kind or len(value) != len(keys) or not (kind is tuple or value.keys() == names):
+            return None
+        blocks: list[Packed] = []
+        for key, part in parts_exact:
+            block = part(value[key])
+            if block is None:
+                return None
+            blocks.append(block)
+        return b"".join(blocks)
 
     def pack(value: Any) -> bytes:
         try:

@@ -3,7 +3,7 @@
 Every value is plain data through `wire`, but STEP, the hot path:
 
     request   `Codec.encode(action)`: the action's raw bytes, or meta where it is not of the space's form
-    reply     data = STEP_RESULT(reward, terminated, truncated), then what `Codec.reply` says: the observation's
+    reply     data = STEP_RESULT(terminated, truncated, reward), then what `Codec.reply` says: the observation's
               raw bytes first where its size is fixed, then the buffers of info; meta = info, empty where info is
 
 A STEP without any action begins the next episode in place, by the environment's reset without seed or options, and is
@@ -30,7 +30,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from . import chance
-from .spaces import Codec, describe
+from .codec import LARGE, Codec
+from .spaces import describe
 from .wire import HEADER, STEP_RESULT, Frame, Op, Quick, Status, failure
 
 # Packages whose import registers their ids: Gymnasium loads no plugins since 1.0.
@@ -41,7 +42,8 @@ _HOMES = {
     "NetHack": "nle",
     "MiniHack": "minihack",
 }
-_MAX_QUICK = 1 << 14  # bytes of an action or observation up to which a step goes the short way
+_STEP = int(Op.STEP)
+_ALL_BUT_SEQ = 0xFFFF_FFFF_0000_FFFF  # of a header's first eight bytes
 _MAX_ROLLOUT_BYTES = 256 << 20  # of observations that one rollout may bring back
 
 
@@ -49,9 +51,11 @@ class Hosted:
     def __init__(self) -> None:
         self._made: gymnasium.Env[Any, Any] | None = None
         self.quick: Quick | None = None  # answers STEP frames with no detour, where the spaces allow it
-        # The last observation and info, as `Codec.reply` wrote them.
+        # The last observation and info, as `Codec.reply` wrote them, and how the episode stands; or all of that in
+        # the last reply of `quick`, until somebody asks.
         self._last: tuple[Any, ...] | None = None
         self._ended = False, False
+        self._reply: bytes | None = None
         # For the next rollout that brings none; put off till then, since seeding takes as long as a step.
         self._sampler_seed: int | None = 0
         self._handlers: dict[tuple[Op, str | None], Callable[..., Any]] = {
@@ -66,6 +70,9 @@ class Hosted:
 
     def handle(self, op: Op, value: Any) -> Any:
         """The answer to a request; what the environment raises goes through as it is."""
+        if self._reply is not None:
+            self._ended = STEP_RESULT.unpack_from(self._reply, HEADER.size)[:2]
+            self._last, self._reply = (b"", self._reply[HEADER.size + STEP_RESULT.size :]), None
         value = dict(value or {})
         what = value.pop("what", None)
         handler = self._handlers.get((op, what))
@@ -75,43 +82,44 @@ class Hosted:
 
     def _make_quick(self, env: gymnasium.Env[Any, Any]) -> Quick | None:
         """`step` in one function, for frames and replies of one small size: waking on a cold cache, a guest pays for
-        each Python call that it makes here.
+        each line of Python that it runs here.
         """
         actions, observations = self._actions.leaf, self._observations.leaf
         if not actions or not actions.nbytes or not observations:
             return None
-        if max(actions.nbytes, observations.nbytes) > _MAX_QUICK:
+        if max(actions.nbytes, observations.nbytes) >= LARGE:
             return None
-        unpack, pack, exact = actions.unpack, observations.pack, observations.exact
-        end, step, ok, isfinite = HEADER.size + actions.nbytes, int(Op.STEP), int(Status.OK), math.isfinite
-        request = struct.Struct(f"{HEADER.format}{actions.nbytes}s").unpack_from
-        head, head_size = struct.Struct(HEADER.format + STEP_RESULT.format[1:]).pack, STEP_RESULT.size
-        usual = head_size + observations.nbytes
+        unpack, exact, step, isfinite = actions.unpack, observations.exact, env.step, math.isfinite
+        action_bytes, usual = actions.nbytes, STEP_RESULT.size + observations.nbytes
+        # A header as two numbers: op, status, sequence number and meta's length; data's length.
+        request = struct.Struct(f"<QQ{action_bytes}s").unpack_from
+        reply = struct.Struct(f"<QQ{STEP_RESULT.format[1:]}{observations.nbytes}s").pack
 
         def quick(buffer: bytearray, count: int) -> bytes | None:
-            if count not in (end, HEADER.size):
-                return None
-            op, _, seq, meta_length, data_length, action = request(buffer)
-            if op != step or meta_length or HEADER.size + data_length != count:
+            first, length, action = request(buffer)
+            if first & _ALL_BUT_SEQ != _STEP or HEADER.size + length != count:
                 return None
             try:
-                if data_length:
-                    observation, reward, terminated, truncated, info = env.step(unpack(action))
-                    reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
-                    if type(info) is dict and not info and isfinite(reward) and exact(observation):
-                        data = pack(observation)
-                        self._last, self._ended = (b"", data), (terminated, truncated)
-                        return head(op, ok, seq, 0, usual, reward, terminated, truncated) + data
-                    self._keep(observation, reward, terminated, truncated, info)
+                if length == action_bytes:
+                    observation, reward, terminated, truncated, info = step(unpack(action))
+                    if type(info) is dict and not info and isfinite(reward):
+                        data = exact(observation)
+                        if data is not None:
+                            self._reply = answer = reply(first, usual, terminated, truncated, reward, data)
+                            return answer
+                    self._keep(observation, float(reward), bool(terminated), bool(truncated), info)
+                elif length == 0:
+                    self._begin()
+                    reward, terminated, truncated = 0.0, False, False
                 else:
-                    reward, terminated, truncated = self._go_on()
+                    return None
                 meta, *blocks = self._last  # type: ignore[misc]  # a step always leaves one
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 meta = failure(error)
-                return HEADER.pack(op, Status.ERROR, seq, len(meta), 0) + meta
+                return HEADER.pack(_STEP, Status.ERROR, first >> 16, len(meta), 0) + meta
             data = b"".join(blocks)
-            start = head(op, ok, seq, len(meta), head_size + len(data), reward, terminated, truncated)
-            return b"".join((start, data, meta))
+            start = HEADER.pack(_STEP, Status.OK, first >> 16, len(meta), STEP_RESULT.size + len(data))
+            return b"".join((start, STEP_RESULT.pack(terminated, truncated, reward), data, meta))
 
         return quick
 
@@ -120,9 +128,10 @@ class Hosted:
         if frame.meta or frame.data or self._actions.nbytes == 0:
             reward, terminated, truncated = self._step(self._actions.decode(frame.meta, frame.data))
         else:
-            reward, terminated, truncated = self._go_on()
+            self._begin()
+            reward, terminated, truncated = 0.0, False, False
         assert self._last is not None
-        return self._last[0], STEP_RESULT.pack(reward, terminated, truncated), *self._last[1:]
+        return self._last[0], STEP_RESULT.pack(terminated, truncated, reward), *self._last[1:]
 
     def reseed(self, seed: int) -> None:
         """New chance from here on, for the environment and for the random policy."""
@@ -222,16 +231,11 @@ class Hosted:
         self._remember(observation, info)
         self._ended = terminated, truncated
 
-    def _go_on(self) -> tuple[float, bool, bool]:
-        """The next episode, as a step's result."""
-        self._begin()
-        return 0.0, False, False
-
     def _remember(self, observation: Any, info: Any) -> None:
         if not isinstance(info, dict):
             raise TypeError(f"the environment's info is a {type(info).__name__}, not a dict")
         try:
-            self._last = self._observations.reply(observation, info)
+            self._last, self._reply = self._observations.reply(observation, info), None
         except (TypeError, ValueError) as error:
             space = self._observations.space
             raise ValueError(

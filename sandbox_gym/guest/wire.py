@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 HEADER = struct.Struct("<BBHIQ")  # op, status, seq, meta length, data length
 MAX_META = 32 << 20
 MAX_DATA = 512 << 20
-STEP_RESULT = struct.Struct("<dBB6x")  # reward, terminated, truncated: before the observation's raw bytes
+STEP_RESULT = struct.Struct("<??6xd")  # terminated, truncated, reward: before the observation's raw bytes
 _MAX_FDS = 253  # SCM_MAX_FD: a restore carries one for each mount
 _RIGHTS = socket.CMSG_SPACE(_MAX_FDS * 4)
 _BUFFER = 1 << 16
