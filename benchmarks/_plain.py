@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import struct
@@ -62,7 +63,9 @@ def _serve(env: gymnasium.Env[Any, Any], sock: socket.socket) -> NoReturn:
     try:
         request = bytearray(64)
         over = False
-        while sock.recv_into(request):
+        arrivals = select.poll()  # as guests do
+        arrivals.register(sock, select.POLLIN)
+        while arrivals.poll() and sock.recv_into(request):
             if over:
                 observation, reward, terminated, truncated = env.reset()[0], 0.0, False, False
             else:

@@ -29,7 +29,7 @@ from sandbox_gym.guest.wire import HEADER, STEP_RESULT, Op, Status, WireError
 from sandbox_gym.hosting import Remote
 
 _HEAD = HEADER.size + STEP_RESULT.size
-_USUALLY = struct.Struct("<QQ2x")  # a header, as two numbers, and flags of an episode that goes on
+_START = struct.Struct("<QQ??")  # a header, as two numbers; terminated, truncated
 _TAIL = 4096  # bytes of info that come in with the same system call
 _STEP = int(Op.STEP)
 _GRACE = 0.25  # seconds that replies which have begun to come may take when the time is over
@@ -126,8 +126,7 @@ class RawExchange:
         self._requests = Requests(n, self._actions)
         self._heads = np.zeros((n, _HEAD), np.uint8)
         self._words = self._heads.view("<u8")  # [n, 4]: header, header, flags, reward
-        self._usually = self._heads[:, : HEADER.size + 2]  # what of the head is alike in all usual replies
-        self._flags = self._heads[:, HEADER.size : HEADER.size + 2]
+        self._starts = self._heads[:, : _START.size]  # alike in all replies of a usual step
         self._rewards = self._heads.view("<f8")[:, 3]
         dtype, shape = codec.array
         self._sides = [np.zeros((n, *shape), dtype) for _ in range(2)]
@@ -168,9 +167,13 @@ class RawExchange:
         self._seq = (self._seq + 1) & 0xFFFF
         frames, send = self._requests.pack(actions, self._seq), self._send
         singles = each(actions) if frames is None else ()
-        for lane in again:
-            with contextlib.suppress(OSError):
-                send[lane](HEADER.pack(_STEP, 0, self._seq, 0, 0))
+        if again:
+            begin = HEADER.pack(_STEP, 0, self._seq, 0, 0)
+            for lane in again:
+                try:
+                    send[lane](begin)
+                except OSError:
+                    continue
         if frames is not None:
             for lane in lanes:
                 try:
@@ -197,24 +200,30 @@ class RawExchange:
             self._words[idle] = first, second, 0, 0
             side[idle] = self._sides[last][idle]
         deadline = time.monotonic() + self._timeout
-        expected = _USUALLY.pack(first, second) * self._n
+        usual = _START.pack(first, second, False, False) * self._n
         terminations, truncations = np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
         ended: set[int] = set()
         infos: dict[int, dict[str, Any]] = {}
         odd, failures = self._receive_all(lanes)
-        # The guests wait from here on, so the usual case, in which nothing ends, is one comparison of bytes.
-        if odd or failures or self._usually.tobytes() != expected:
+        # The guests wait from here on, so a step in which nothing ends or fails is one comparison of bytes.
+        starts = self._starts.tobytes()
+        if odd or failures or starts != usual:
             deadline = max(deadline, time.monotonic() + _GRACE)
-            unusual = (self._words[:, 0] != first) | (self._words[:, 1] != second)
-            for lane in sorted({*odd, *np.flatnonzero(unusual).tolist()} - failures.keys()):
-                try:
-                    infos[lane] = self._read(lane, odd.get(lane, self._usual), deadline)
-                except Failure as error:
-                    failures[lane] = error
+            for lane, (one, two, terminated, truncated) in enumerate(_START.iter_unpack(starts)):
+                if lane in failures:
+                    continue
+                if lane in odd or one != first or two != second:
+                    try:
+                        infos[lane] = self._read(lane, odd.get(lane, self._usual), deadline)
+                    except Failure as error:
+                        failures[lane] = error
+                        continue
+                    _, _, terminated, truncated = _START.unpack_from(self._heads[lane])
+                if terminated or truncated:
+                    terminations[lane], truncations[lane] = terminated, truncated
+                    ended.add(lane)
             for lane in failures:
                 self._words[lane] = 0
-            terminations, truncations = self._flags.T != 0
-            ended.update(np.flatnonzero(terminations | truncations).tolist())
         rewards = self._rewards.copy()
         if not math.isfinite(sum(rewards.tolist())):
             for lane in np.flatnonzero(~np.isfinite(rewards)).tolist():

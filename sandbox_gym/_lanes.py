@@ -141,9 +141,9 @@ class Lanes:
 
     def in_place(self, lanes: Iterable[int]) -> list[int]:
         """Those of `lanes` whose next episode begins in the sandbox of the last."""
-        # A step whose action is empty would look the same.
-        told_apart = self._reuse and self._warm.remote.actions.nbytes != 0
-        return [lane for lane in lanes if told_apart and self._lanes[lane].box is not None]
+        if not self._reuse or self._warm.remote.actions.nbytes == 0:  # a step whose action is empty looks the same
+            return []
+        return [lane for lane in lanes if self._lanes[lane].box is not None]
 
     # ---- episodes -----------------------------------------------------------------------------------------------
 

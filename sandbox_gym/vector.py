@@ -141,18 +141,19 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
         self._check_open()
         lanes, over, again = self._all, [], []
         if self._ended:
-            over, lanes = sorted(self._ended), [lane for lane in self._all if lane not in self._ended]
             if self.autoreset_mode is AutoresetMode.DISABLED:
-                raise AssertionError(f"lanes {over} have ended: reset them first")
-            again = self._lanes.in_place(over)
+                raise AssertionError(f"lanes {sorted(self._ended)} have ended: reset them first")
+            again = self._lanes.in_place(self._ended)
             over = sorted(self._ended.difference(again))
+            lanes = [lane for lane in lanes if lane not in self._ended]
         exchange = self._lanes.exchange
         exchange.post(actions, self._each, lanes, again)
         # While the guests step, this process looks after what else there is to do.
         if _audit.is_on():
             _audit.stepped(self._lanes.boxes(lanes))
         begun = self._lanes.begin(dict.fromkeys(over), None) if over else None
-        lanes = sorted((*lanes, *again)) if again else lanes
+        if again:
+            lanes = sorted((*lanes, *again)) if over else self._all
         try:
             rewards, terminations, truncations, ended, infos, failures = exchange.collect(lanes)
         except BaseException:  # Ctrl-C: what the lanes answer now would be taken for the next step's

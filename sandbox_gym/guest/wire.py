@@ -11,6 +11,7 @@ import array
 import enum
 import json
 import math
+import select
 import socket
 import struct
 import sys
@@ -149,7 +150,11 @@ class Connection:
     def serve(self, quick: Quick) -> Frame:
         """`receive`, but each frame is first shown to `quick` where it lies; those that it answers never come out."""
         buffers, receive, send = [self._buffer], self.sock.recvmsg_into, self.sock.send
+        arrivals = select.poll()
+        arrivals.register(self.sock, select.POLLIN)
+        wait = arrivals.poll
         while True:
+            wait()  # one that waits in `recvmsg` is woken also when its reply has been read, for nothing
             count, ancillary, _, _ = receive(buffers, _RIGHTS, socket.MSG_CMSG_CLOEXEC)
             answer = quick(self._buffer, count) if not ancillary else None
             if answer is None:
