@@ -193,9 +193,12 @@ def _discrete_leaf(dtype: Any) -> Leaf:
             raise ValueError(f"{value!r} where the space has a {dtype}") from None
 
     def unpack(data: Packed) -> Any:
-        return number(_INT64.unpack(data)[0]) if native else np.frombuffer(data, dtype)[0]
+        return np.frombuffer(data, dtype)[0]
 
-    return Leaf(dtype.itemsize, pack, unpack, exact)
+    def unpack_native(data: Packed) -> Any:
+        return number(_INT64.unpack(data)[0])
+
+    return Leaf(dtype.itemsize, pack, unpack_native if native else unpack, exact)
 
 
 def _composite_leaf(keys: list[Any], parts: list[Space[Any]], kind: type[Any]) -> Leaf | None:

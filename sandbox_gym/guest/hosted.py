@@ -89,7 +89,8 @@ class Hosted:
             return None
         if max(actions.nbytes, observations.nbytes) >= LARGE:
             return None
-        unpack, exact, step, isfinite = actions.unpack, observations.exact, env.step, math.isfinite
+        unpack, exact, isfinite = actions.unpack, observations.exact, math.isfinite
+        step, reset = env.step, env.reset
         action_bytes, usual = actions.nbytes, STEP_RESULT.size + observations.nbytes
         # A header as two numbers: op, status, sequence number and meta's length; data's length.
         request = struct.Struct(f"<QQ{action_bytes}s").unpack_from
@@ -102,17 +103,19 @@ class Hosted:
             try:
                 if length == action_bytes:
                     observation, reward, terminated, truncated, info = step(unpack(action))
-                    if type(info) is dict and not info and isfinite(reward):
-                        data = exact(observation)
-                        if data is not None:
-                            self._reply = answer = reply(first, usual, terminated, truncated, reward, data)
-                            return answer
-                    self._keep(observation, float(reward), bool(terminated), bool(truncated), info)
                 elif length == 0:
-                    self._begin()
+                    observation, info = reset()
                     reward, terminated, truncated = 0.0, False, False
+                    self._sampler_seed = None
                 else:
                     return None
+                if type(info) is dict and not info and isfinite(reward):
+                    data = exact(observation)
+                    if data is not None:
+                        self._reply = answer = reply(first, usual, terminated, truncated, reward, data)
+                        return answer
+                reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+                self._keep(observation, reward, terminated, truncated, info)
                 meta, *blocks = self._last  # type: ignore[misc]  # a step always leaves one
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 meta = failure(error)
