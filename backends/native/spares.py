@@ -22,6 +22,7 @@ from .cgroups import Group, Groups
 from .disk import Layer, Store
 
 _KEPT = 8  # of each part; a burst beyond them makes its own
+_NETWORKS_KEPT = 8  # of network namespaces; the kernel takes long for one when it ends others
 
 
 @dataclass
@@ -131,7 +132,7 @@ class Userns:
 
 
 class NetnsFactory:
-    """A process inside a user namespace that makes network namespaces with `lo` up, one ahead of need.
+    """A process inside a user namespace that makes network namespaces with `lo` up, some ahead of need.
 
     A guest may only enter a network namespace that its own user namespace owns, and whoever enters that to make one
     can't come back: so it isn't the supervisor itself. The control socket's pair is made there too, since criu finds a
@@ -144,7 +145,8 @@ class NetnsFactory:
             self._ours.close()
             _make_namespaces(userns_fd, theirs)
         theirs.close()
-        self._ours.send(b"1")
+        for _ in range(_NETWORKS_KEPT):
+            self._ours.send(b"1")
 
     def take(self) -> tuple[int, socket.socket, socket.socket]:
         """A network namespace that nothing is in, and a pair of stream sockets made there. Raises OSError when the
