@@ -108,8 +108,7 @@ class Spares:
             self._retired += boxes
             late, self._retired = self._retired[:-_MOST_RETIRED], self._retired[-_MOST_RETIRED:]
             self._wake()
-        for box in late:
-            box.terminate()
+        _end(late)
 
     def close(self) -> None:
         """Ends every copy that nobody took, and those retired. Idempotent; returns when they are gone."""
@@ -118,8 +117,7 @@ class Spares:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
-        for box in (*self._ready, *self._retired):
-            box.terminate()
+        _end([*self._ready, *self._retired])
         self._ready.clear()
         self._retired.clear()
 
@@ -148,5 +146,12 @@ class Spares:
                 self._ready += made
                 if missing > 0 and not made:
                     self._target = 0
-            for box in retired:
-                box.terminate()
+            _end(retired)
+
+
+def _end(boxes: Sequence[Sandbox]) -> None:
+    """Terminates them, and waits for all at the same time: a guest ends by itself when its connection does."""
+    for box in boxes:
+        box._live.channel.interrupt()
+    for box in boxes:
+        box.terminate()
