@@ -89,8 +89,8 @@ class Exchange(Protocol):
         self, actions: Any, each: Callable[[Any], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
     ) -> None:
         """Sends a step to each of `lanes`, and to those of `again` that they begin their next episode in place.
-        `each(actions)` gives the actions one by one, for a batch that has to go so. A guest that can't be reached is noticed
-        by `collect`.
+        `each(actions)` gives the actions one by one, for a batch that has to go so. A guest that can't be reached is
+        noticed by `collect`.
         """
 
     def collect(self, lanes: Sequence[int]) -> Collected:
@@ -209,18 +209,19 @@ class RawExchange:
         starts = self._starts.tobytes()
         if odd or failures or starts != usual:
             deadline = max(deadline, time.monotonic() + _GRACE)
-            for lane, (one, two, terminated, truncated) in enumerate(_START.iter_unpack(starts)):
+            for lane, start in enumerate(_START.iter_unpack(starts)):
+                flags = start[2:]
                 if lane in failures:
                     continue
-                if lane in odd or one != first or two != second:
+                if lane in odd or start[:2] != (first, second):
                     try:
                         infos[lane] = self._read(lane, odd.get(lane, self._usual), deadline)
                     except Failure as error:
                         failures[lane] = error
                         continue
-                    _, _, terminated, truncated = _START.unpack_from(self._heads[lane])
-                if terminated or truncated:
-                    terminations[lane], truncations[lane] = terminated, truncated
+                    flags = _START.unpack_from(self._heads[lane])[2:]
+                if True in flags:
+                    terminations[lane], truncations[lane] = flags
                     ended.add(lane)
             for lane in failures:
                 self._words[lane] = 0

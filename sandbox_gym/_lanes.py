@@ -141,7 +141,7 @@ class Lanes:
 
     def in_place(self, lanes: Iterable[int]) -> list[int]:
         """Those of `lanes` whose next episode begins in the sandbox of the last."""
-        if not self._reuse or self._warm.remote.actions.nbytes == 0:  # a step whose action is empty looks the same
+        if not self._reuse or self._warm.remote.actions.nbytes == 0:  # an empty action would look the same
             return []
         return [lane for lane in lanes if self._lanes[lane].box is not None]
 

@@ -104,7 +104,9 @@ class Groups:
         return None
 
     def make(self, name: str, limits: Limits) -> Group:
-        group = Group(self.version, {c: f"{root}/{self._name}/{name}" for c, root in self._controllers.items()})
+        group = Group(
+            self.version, {c: f"{root}/{self._name}/{name}" for c, root in self._controllers.items()}
+        )
         group.make(limits)
         return group
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from typing import Any
 
@@ -39,7 +38,7 @@ def save(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
     bits = generator.bit_generator
     saved = {"kind": type(bits).__name__, "state": bits.state, "seed": unwrapped._np_random_seed}
     if "ale" in vars(unwrapped):
-        saved["ale"] = pickle.dumps(unwrapped.ale.cloneState(include_rng=True))
+        saved["ale"] = unwrapped.ale.cloneState(include_rng=True).__getstate__()
     return saved
 
 
@@ -51,7 +50,7 @@ def reset(env: gymnasium.Env[Any, Any], seed: int | None, options: Any, saved: d
         return env.reset(seed=seed, options=options)
     unwrapped: Any = env.unwrapped
     if "ale" in saved:  # the emulator's state is all there is, and seeding it takes 0.1 s
-        unwrapped.ale.restoreState(pickle.loads(saved["ale"]))  # this guest's own, from before
+        unwrapped.ale.restoreState(_ale_state(unwrapped.ale, saved["ale"]))
     else:
         env.reset(seed=seed, options=options)
     bits = unwrapped.np_random.bit_generator
@@ -76,6 +75,16 @@ def _reseed_generator(generator: Any, *entropy: int | str) -> None:
         bits.state = type(bits)(word(*entropy)).state
     elif isinstance(generator, (np.random.RandomState, random.Random)):
         generator.seed(word(*entropy))
+
+
+def _ale_state(ale: Any, state: bytes) -> Any:
+    """An emulator's state from its bytes. Not by `pickle`: a guest that its agent took over wrote them, and what they
+    would run, the next episode's guest would.
+    """
+    kind: Any = type(ale.cloneState(include_rng=False))
+    made = kind.__new__(kind)
+    made.__setstate__(state)
+    return made
 
 
 def _reseed_ale(unwrapped: Any, ale: Any, seed: int) -> None:

@@ -26,7 +26,8 @@ class Leaf(NamedTuple):
     nbytes: int
     pack: Callable[[Any], Packed]
     unpack: Callable[[Packed], Any]
-    exact: Callable[[Any], Packed | None]  # `pack` of what `unpack` gives back to the dtype, None of all other values
+    # `pack` of a value that `unpack` gives back as it was, to the dtype; None of any other.
+    exact: Callable[[Any], Packed | None]
 
 
 class Codec:
@@ -149,12 +150,12 @@ def _array_leaf(dtype: Any, shape: tuple[int, ...]) -> Leaf:
         if type(value) is not ndarray or value.dtype != dtype or value.shape != shape:
             return None
         if large and value.flags.c_contiguous:
-            return memoryview(value.reshape(-1).view(np.uint8))
+            return memoryview(value.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # an array is a buffer
         return value.tobytes()
 
     def pack(value: Any) -> Packed:
         data = exact(value)
-        return exact(_cast(value, dtype, shape)) if data is None else data
+        return _cast(value, dtype, shape).tobytes() if data is None else data
 
     def unpack(data: Packed) -> Any:
         return ndarray(shape, dtype, bytearray(data))

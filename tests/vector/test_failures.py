@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -17,6 +19,7 @@ from gymnasium.vector import AutoresetMode
 
 from sandbox_gym._spares import Spares
 from sandbox_gym.errors import SandboxDied, SandboxError
+from sandbox_gym.guest import chance
 from sandbox_gym.sandbox import Sandbox
 from tests.conftest import kill_guest
 from tests.vector import toys
@@ -238,3 +241,27 @@ def test_an_interrupted_step_ends_all_episodes_and_reset_begins_anew(
     env.reset(seed=0)
     *_, infos = env.step(np.array([0, 0]))
     assert "sandbox_error" not in infos
+
+
+class Spill:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+
+    def __reduce__(self) -> Any:
+        return open, (self._path, "w")
+
+
+def test_an_emulator_s_state_that_a_guest_made_up_runs_nothing(tmp_path: Path) -> None:
+    import ale_py  # noqa: F401  # registers
+
+    env = gymnasium.make("ALE/Pong-v5")
+    env.reset(seed=0)
+    saved = chance.save(env)
+    assert saved is not None
+    chance.reset(env, 1, None, saved)
+    saved["ale"] = pickle.dumps(Spill(tmp_path / "mark"))
+    with pytest.raises((SystemError, ValueError, TypeError)):
+        chance.reset(env, 1, None, saved)
+    assert not (tmp_path / "mark").exists()
