@@ -1,8 +1,8 @@
 """One step of many guests at once: every request out, then every reply in.
 
 Where an observation is a single array, all goes in raw bytes and straight into its row of the batch. There a guest
-costs two system calls a step: a send, and a receive that scatters its reply into the head (header, reward, flags), the
-observation's row, and a tail for infos. The kernel keeps the deadline (SO_RCVTIMEO).
+costs two system calls a step: a send, and a receive into its row of head (header, flags, reward), observation, and room
+for an info. The kernel keeps the deadline (SO_RCVTIMEO).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from operator import methodcaller
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +30,7 @@ from sandbox_gym.hosting import Remote
 _HEAD = HEADER.size + STEP_RESULT.size
 _START = struct.Struct("<QQ??")  # a header, as two numbers; terminated, truncated
 _TAIL = 4096  # bytes of info that come in with the same system call
+_ALIGNED = 64  # bytes, a cache line
 _STEP = int(Op.STEP)
 _GRACE = 0.25  # seconds that replies which have begun to come may take when the time is over
 
@@ -67,6 +67,24 @@ class Requests:
         self._first.fill(_STEP | seq << 16)
         self._actions[...] = actions
         return self._frames
+
+
+class Replies:
+    """Where a step's replies come to lie: a row a lane, of head, observation, and room for what an info takes."""
+
+    def __init__(self, n: int, dtype: Any, shape: tuple[int, ...], nbytes: int) -> None:
+        size = _HEAD + nbytes + _TAIL
+        layout: Any = {
+            "names": ["start", "reward", "observation"],
+            "formats": [(np.uint8, _START.size), "<f8", (dtype, shape)],
+            "offsets": [0, _HEAD - 8, _HEAD],
+            "itemsize": -(-size // _ALIGNED) * _ALIGNED,
+        }
+        whole: Any = np.zeros(n, np.dtype(layout))
+        self.starts, self.rewards, self.observations = whole["start"], whole["reward"], whole["observation"]
+        view = memoryview(whole.view(np.uint8))
+        every = whole.dtype.itemsize
+        self.rows = [view[i * every : i * every + size] for i in range(n)]
 
 
 Collected = tuple[Any, Any, Any, set[int], dict[int, dict[str, Any]], dict[int, Exception]]
@@ -124,27 +142,12 @@ class RawExchange:
         self._send: list[Callable[[Any], Any]] = [_refuse] * n
         self._receive: list[Callable[..., Any]] = [_refuse] * n
         self._requests = Requests(n, self._actions)
-        self._heads = np.zeros((n, _HEAD), np.uint8)
-        self._words = self._heads.view("<u8")  # [n, 4]: header, header, flags, reward
-        self._starts = self._heads[:, : _START.size]  # alike in all replies of a usual step
-        self._rewards = self._heads.view("<f8")[:, 3]
-        dtype, shape = codec.array
-        self._sides = [np.zeros((n, *shape), dtype) for _ in range(2)]
-        self._tails = np.zeros((n, _TAIL), np.uint8)
-        self._targets = [self._scatter(side) for side in self._sides]
-        self._side = 0
-
-    def _scatter(self, batch: Any) -> list[list[memoryview]]:
-        rows = batch.reshape(self._n, -1).view(np.uint8) if self._nbytes else np.zeros((self._n, 0), np.uint8)
-        return [
-            [memoryview(self._heads[i]), memoryview(rows[i]), memoryview(self._tails[i])]
-            for i in range(self._n)
-        ]
+        self._replies, self._earlier = (Replies(n, *codec.array, codec.nbytes) for _ in range(2))
 
     def connect(self, lane: int, channel: Channel) -> None:
         self._channels[lane] = channel
         self._send[lane] = channel.sock.sendall
-        self._receive[lane] = channel.sock.recvmsg_into
+        self._receive[lane] = channel.sock.recv_into
         channel.limit(self._timeout)
 
     def disconnect(self, lane: int) -> None:
@@ -152,14 +155,14 @@ class RawExchange:
         self._send[lane] = self._receive[lane] = _refuse
 
     def get(self, lane: int) -> Any:
-        return self._codec.unpack(bytes(self._targets[self._side][lane][1]))
+        return self._codec.unpack(bytes(self._replies.rows[lane][_HEAD : self._usual]))
 
     def set(self, lane: int, observation: Any) -> None:
-        self._sides[self._side][lane] = observation
+        self._replies.observations[lane] = observation
 
     def batch(self, *, copy: bool) -> Any:
-        side = self._sides[self._side]
-        return side.copy() if copy else side
+        observations = self._replies.observations
+        return observations.copy() if copy else observations
 
     def post(
         self, actions: Any, each: Callable[[Any], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
@@ -192,57 +195,56 @@ class RawExchange:
                 continue
 
     def collect(self, lanes: Sequence[int]) -> Collected:
-        last, self._side = self._side, 1 - self._side
-        side = self._sides[self._side]
-        first, second = _STEP | self._seq << 16, STEP_RESULT.size + self._nbytes
+        self._replies, self._earlier = self._earlier, self._replies
+        replies, earlier = self._replies, self._earlier
+        usual = _START.pack(_STEP | self._seq << 16, STEP_RESULT.size + self._nbytes, False, False)
         if len(lanes) < self._n:
             idle = sorted(set(range(self._n)).difference(lanes))
-            self._words[idle] = first, second, 0, 0
-            side[idle] = self._sides[last][idle]
+            replies.starts[idle] = np.frombuffer(usual, np.uint8)
+            replies.rewards[idle] = 0
+            replies.observations[idle] = earlier.observations[idle]
         deadline = time.monotonic() + self._timeout
-        usual = _START.pack(first, second, False, False) * self._n
+        expected = usual * self._n
         terminations, truncations = np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
         ended: set[int] = set()
         infos: dict[int, dict[str, Any]] = {}
         odd, failures = self._receive_all(lanes)
         # The guests wait from here on, so a step in which nothing ends or fails is one comparison of bytes.
-        starts = self._starts.tobytes()
-        if odd or failures or starts != usual:
+        starts = replies.starts.tobytes()
+        if odd or failures or starts != expected:
             deadline = max(deadline, time.monotonic() + _GRACE)
-            for lane, start in enumerate(_START.iter_unpack(starts)):
-                flags = start[2:]
-                if lane in failures:
-                    continue
-                if lane in odd or start[:2] != (first, second):
-                    try:
+            size = len(usual)
+            other = {lane for lane in range(self._n) if starts[lane * size : (lane + 1) * size] != usual}
+            for lane in sorted(other.union(odd) - failures.keys()):
+                try:
+                    if lane in odd or replies.starts[lane, : HEADER.size].tobytes() != usual[: HEADER.size]:
                         infos[lane] = self._read(lane, odd.get(lane, self._usual), deadline)
-                    except Failure as error:
-                        failures[lane] = error
-                        continue
-                    flags = _START.unpack_from(self._heads[lane])[2:]
-                if True in flags:
-                    terminations[lane], truncations[lane] = flags
+                except Failure as error:
+                    failures[lane] = error
+                    continue
+                terminations[lane], truncations[lane] = replies.starts[lane, HEADER.size :]
+                if terminations[lane] or truncations[lane]:
                     ended.add(lane)
             for lane in failures:
-                self._words[lane] = 0
-        rewards = self._rewards.copy()
+                replies.rewards[lane] = 0
+        rewards = replies.rewards.copy()
         if not math.isfinite(sum(rewards.tolist())):
             for lane in np.flatnonzero(~np.isfinite(rewards)).tolist():
                 failures[lane] = ProtocolError(f"{self._name(lane)}: a reward of {rewards[lane]}")
                 rewards[lane] = terminations[lane] = truncations[lane] = 0
         for lane in failures:
-            side[lane] = self._sides[last][lane]
+            replies.observations[lane] = earlier.observations[lane]
         return rewards, terminations, truncations, ended, infos, failures
 
     def _receive_all(self, lanes: Sequence[int]) -> tuple[dict[int, int], dict[int, Exception]]:
         """One system call a lane: the replies of unusual length, with what came of them, and the failures."""
-        targets, receive, usual = self._targets[self._side], self._receive, self._usual
+        rows, receive, usual = self._replies.rows, self._receive, self._usual
         odd: dict[int, int] = {}
         failures: dict[int, Exception] = {}
         flags = 0
         for lane in reversed(lanes):  # the last is ready last: one wait for it, and hardly any for the others
             try:
-                count = receive[lane](targets[lane], 0, flags)[0]
+                count = receive[lane](rows[lane], 0, flags)
                 if count != usual:
                     odd[lane] = count
             except BlockingIOError:
@@ -256,25 +258,26 @@ class RawExchange:
         """The info of a reply that has not come in one piece of the usual length, but with `count` bytes so far."""
         if count == 0 or self._channels[lane] is None:
             raise SandboxDied(f"{self._name(lane)} is gone")
+        row = self._replies.rows[lane]
         while count < HEADER.size:
-            count += self._more(lane, count, deadline)
-        op, status, seq, meta_length, data_length = HEADER.unpack_from(self._heads[lane])
+            count += self._more(lane, row[count:], deadline)
+        op, status, seq, meta_length, data_length = HEADER.unpack_from(row)
         end = HEADER.size + data_length + meta_length
         if meta_length > wire.MAX_META or data_length > wire.MAX_DATA or count > end:
             raise ProtocolError(f"{self._name(lane)}: a frame of {meta_length} + {data_length} bytes")
         if op != _STEP or seq != self._seq:
             raise ProtocolError(f"{self._name(lane)} answered op {op} seq {seq}, not STEP {self._seq}")
-        while count < min(end, self._usual + _TAIL):
-            count += self._more(lane, count, deadline)
-        rest = bytearray(self._tails[lane, : max(0, end - self._usual)])
+        while count < min(end, len(row)):
+            count += self._more(lane, row[count:], deadline)
+        rest = bytearray(row[self._usual : end])
+        block = memoryview(bytearray(min(end - count, 1 << 20)))
         while count < end:
-            most = min(end - count, 1 << 20)
-            rest += self._receive_or_raise(lane, methodcaller("recv", most), deadline)
-            count = self._usual + len(rest)
+            more = self._more(lane, block[: end - count], deadline)
+            rest += block[:more]
+            count += more
         try:
             if status != Status.OK:
-                head, row, _ = self._targets[self._side][lane]
-                body = memoryview(b"".join((head, row, rest)))[HEADER.size : end]
+                body = memoryview(b"".join((row[: self._usual], rest)))[HEADER.size : end]
                 info = wire.decode(bytes(body[data_length:]), body[:data_length])
                 raise GuestError(info if isinstance(info, dict) else {})
             beyond = data_length - STEP_RESULT.size - self._nbytes  # bytes of data that belong to the info
@@ -287,29 +290,21 @@ class RawExchange:
             raise ProtocolError(f"{self._name(lane)}: {error}") from None
         return info or {}
 
-    def _more(self, lane: int, count: int, deadline: float) -> int:
-        """Receives into a lane's head, row and tail from their byte `count` on."""
-        views: list[memoryview] = []
-        for view in self._targets[self._side][lane]:
-            if count < len(view):
-                views.append(view[count:])
-            count = max(0, count - len(view))
-        return int(self._receive_or_raise(lane, lambda sock: sock.recvmsg_into(views)[0], deadline))
-
-    def _receive_or_raise(self, lane: int, receive: Callable[[socket.socket], Any], deadline: float) -> Any:
+    def _more(self, lane: int, target: memoryview, deadline: float) -> int:
+        """Receives a lane's next bytes; how many."""
         channel = self._channels[lane]
         assert channel is not None
         try:
-            got = receive(channel.sock)
+            count = channel.sock.recv_into(target)
         except BlockingIOError:
             raise self._timed_out(lane) from None
         except OSError as error:
             raise SandboxDied(f"{self._name(lane)} is gone ({error.strerror})") from None
-        if not got:
+        if not count:
             raise SandboxDied(f"{self._name(lane)} is gone")
         if time.monotonic() > deadline:  # one that dribbles restarts the kernel's clock, not ours
             raise self._timed_out(lane)
-        return got
+        return count
 
     def _timed_out(self, lane: int) -> SandboxTimeout:
         return SandboxTimeout(f"{self._name(lane)} did not answer a step within {self._timeout} s")
