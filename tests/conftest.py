@@ -50,16 +50,19 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def kill_guest(box: Sandbox) -> None:
-    """SIGKILL to a sandbox's guest, by the number that the host has for it."""
+def guest_pid(box: Sandbox) -> int:
+    """The number that the host has for a sandbox's guest."""
     inner = next(int(row["pid"]) for row in box._backend.list() if row["id"] == box.id)
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
             numbers = Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].splitlines()[0].split()
             if len(numbers) > 2 and int(numbers[1]) == inner:
-                os.kill(pid, signal.SIGKILL)
-                return
+                return pid
     raise AssertionError(f"no process {inner} in the supervisor's namespace")
+
+
+def kill_guest(box: Sandbox) -> None:
+    os.kill(guest_pid(box), signal.SIGKILL)
 
 
 def _identity(pid: int) -> str:
