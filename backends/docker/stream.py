@@ -29,33 +29,22 @@ class Attached:
         self.fileno, self.send, self.sendall = sock.fileno, sock.send, sock.sendall
         self.setsockopt, self.shutdown = sock.setsockopt, sock.shutdown
 
-    def recvmsg_into(
-        self, buffers: Sequence[Any], ancillary: int = 0, flags: int = 0
-    ) -> tuple[int, list[Any], int, None]:
-        """0 bytes: the other side is gone. Of the flags, MSG_DONTWAIT counts."""
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """As many bytes as have come, or, where none has, as come next; 0: the other side is gone. All of the buffer is
+        there to be filled; of the flags, MSG_DONTWAIT counts.
+        """
         while self._begin == self._end or not self._piece():
             if not self._fill(flags):
-                return 0, [], 0, None
+                return 0
+        target = memoryview(buffer).cast("B")
         count = 0
-        for buffer in buffers:
-            target = memoryview(buffer).cast("B")
-            while target.nbytes and self._piece():
-                size = min(target.nbytes, self._left, self._end - self._begin)
-                target[:size] = self._view[self._begin : self._begin + size]
-                target = target[size:]
-                self._begin += size
-                self._left -= size
-                count += size
-            if target.nbytes:
-                break
-        return count, [], 0, None
-
-    def recv_into(self, buffer: Any) -> int:
-        return self.recvmsg_into([buffer])[0]
-
-    def recv(self, most: int) -> bytes:
-        buffer = bytearray(most)
-        return bytes(buffer[: self.recv_into(buffer)])
+        while count < target.nbytes and self._piece():
+            size = min(target.nbytes - count, self._left, self._end - self._begin)
+            target[count : count + size] = self._view[self._begin : self._begin + size]
+            self._begin += size
+            self._left -= size
+            count += size
+        return count
 
     def sendmsg(self, blocks: Sequence[Any], ancillary: Sequence[Any] = ()) -> int:
         if ancillary:

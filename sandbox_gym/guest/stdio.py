@@ -45,12 +45,9 @@ class Stdio:
                 self._wait(self._reads, select.POLLIN, socket.SO_RCVTIMEO)
         return 0, [], 0, None
 
-    def recv_into(self, buffer: Any) -> int:
-        return self.recvmsg_into([buffer])[0]
-
-    def recv(self, most: int) -> bytes:
-        buffer = bytearray(most)
-        return bytes(buffer[: self.recv_into(buffer)])
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """Into all of the buffer; otherwise as `recvmsg_into`."""
+        return self.recvmsg_into([buffer], 0, flags)[0]
 
     def sendmsg(self, blocks: Sequence[Any], ancillary: Sequence[Any] = ()) -> int:
         if ancillary:
