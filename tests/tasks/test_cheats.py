@@ -13,6 +13,7 @@ from sandbox_gym.tasks import Prepared, Task, verdict
 from tests.tasks.cheats import CHEATS, PYTEST, TASKS, Cheat, rows
 
 Prepare = Callable[[Task], Prepared]
+README = Path(__file__).parents[2] / "README.md"
 DOCUMENT = Path(__file__).parents[2] / "docs/reward-integrity.md"
 
 
@@ -63,5 +64,6 @@ def test_the_tasks_can_be_solved(task: Task, prepared: Prepare) -> None:
 def test_the_document_lists_what_is_tested() -> None:
     table = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
     assert table[1:] == rows()
-    assert len(rows()) >= 15
+    ways = len([cheat for cheat in CHEATS if cheat.name != "nothing"])
+    assert f"{ways} ways to cheat" in README.read_text()
     assert PYTEST.base_commit  # without which the later fix is in the repository, and one cheat finds it
