@@ -7,8 +7,6 @@ for an info. The kernel keeps the deadline (SO_RCVTIMEO).
 
 from __future__ import annotations
 
-import contextlib
-import copy as copying
 import math
 import socket
 import struct
@@ -18,7 +16,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import concatenate, create_empty_array
 
 from sandbox_gym.channel import Channel, GuestError
 from sandbox_gym.errors import ProtocolError, SandboxDied, SandboxTimeout
@@ -32,7 +29,8 @@ _START = struct.Struct("<QQ??")  # a header, as two numbers; terminated, truncat
 _TAIL = 4096  # bytes of info that come in with the same system call
 _ALIGNED = 64  # bytes, a cache line
 _STEP = int(Op.STEP)
-_GRACE = 0.25  # seconds that replies which have begun to come may take when the time is over
+GRACE = 0.25  # seconds that a reply which has begun to come may take when the time is over
+_PATIENT = 0.9  # of the time for a step: as long as that is left, nobody looks at the clock for a lane
 
 
 class Requests:
@@ -108,7 +106,7 @@ class Exchange(Protocol):
     ) -> None:
         """Sends a step to each of `lanes`, and to those of `again` that they begin their next episode in place.
         `each(actions)` gives the actions one by one, for a batch that has to go so. A guest that can't be reached is
-        noticed by `collect`.
+        noticed by `collect`. Where an action can't be sent at all, this raises before any is.
         """
 
     def collect(self, lanes: Sequence[int]) -> Collected:
@@ -143,6 +141,7 @@ class RawExchange:
         self._receive: list[Callable[..., Any]] = [_refuse] * n
         self._requests = Requests(n, self._actions)
         self._replies, self._earlier = (Replies(n, *codec.array, codec.nbytes) for _ in range(2))
+        self._bools = codec.array[0] == np.bool_
 
     def connect(self, lane: int, channel: Channel) -> None:
         self._channels[lane] = channel
@@ -169,7 +168,10 @@ class RawExchange:
     ) -> None:
         self._seq = (self._seq + 1) & 0xFFFF
         frames, send = self._requests.pack(actions, self._seq), self._send
-        singles = each(actions) if frames is None else ()
+        encoded = []
+        if frames is None:
+            singles = each(actions)
+            encoded = [(lane, self._actions.encode(singles[lane])) for lane in lanes]
         if again:
             begin = HEADER.pack(_STEP, 0, self._seq, 0, 0)
             for lane in again:
@@ -184,11 +186,10 @@ class RawExchange:
                 except OSError:
                     continue
             return
-        for lane in lanes:
+        for lane, (meta, *data) in encoded:
             channel = self._channels[lane]
             if channel is None:
                 continue
-            meta, *data = self._actions.encode(singles[lane])
             try:
                 wire.send(channel.sock, _STEP, 0, self._seq, meta, *data)
             except OSError:
@@ -208,17 +209,17 @@ class RawExchange:
         terminations, truncations = np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
         ended: set[int] = set()
         infos: dict[int, dict[str, Any]] = {}
-        odd, failures = self._receive_all(lanes)
+        odd, failures = self._receive_all(lanes, deadline)
         # The guests wait from here on, so a step in which nothing ends or fails is one comparison of bytes.
         starts = replies.starts.tobytes()
         if odd or failures or starts != expected:
-            deadline = max(deadline, time.monotonic() + _GRACE)
             size = len(usual)
             other = {lane for lane in range(self._n) if starts[lane * size : (lane + 1) * size] != usual}
             for lane in sorted(other.union(odd) - failures.keys()):
                 try:
                     if lane in odd or replies.starts[lane, : HEADER.size].tobytes() != usual[: HEADER.size]:
-                        infos[lane] = self._read(lane, odd.get(lane, self._usual), deadline)
+                        until = max(deadline, time.monotonic() + GRACE)
+                        infos[lane] = self._read(lane, odd.get(lane, self._usual), until)
                 except Failure as error:
                     failures[lane] = error
                     continue
@@ -227,6 +228,8 @@ class RawExchange:
                     ended.add(lane)
             for lane in failures:
                 replies.rewards[lane] = 0
+        if self._bools:  # whose bytes a guest may have made up
+            np.not_equal(replies.observations.view(np.uint8), 0, out=replies.observations)
         rewards = replies.rewards.copy()
         if not math.isfinite(sum(rewards.tolist())):
             for lane in np.flatnonzero(~np.isfinite(rewards)).tolist():
@@ -236,13 +239,19 @@ class RawExchange:
             replies.observations[lane] = earlier.observations[lane]
         return rewards, terminations, truncations, ended, infos, failures
 
-    def _receive_all(self, lanes: Sequence[int]) -> tuple[dict[int, int], dict[int, Exception]]:
+    def _receive_all(
+        self, lanes: Sequence[int], deadline: float
+    ) -> tuple[dict[int, int], dict[int, Exception]]:
         """One system call a lane: the replies of unusual length, with what came of them, and the failures."""
-        rows, receive, usual = self._replies.rows, self._receive, self._usual
+        rows, receive, usual, now = self._replies.rows, self._receive, self._usual, time.monotonic
         odd: dict[int, int] = {}
         failures: dict[int, Exception] = {}
+        hurried: list[Channel] = []
+        late = deadline - _PATIENT * self._timeout
         flags = 0
         for lane in reversed(lanes):  # the last is ready last: one wait for it, and hardly any for the others
+            if now() > late and not flags:
+                flags = self._hurry(lane, deadline, hurried)
             try:
                 count = receive[lane](rows[lane], 0, flags)
                 if count != usual:
@@ -252,7 +261,19 @@ class RawExchange:
                 flags = socket.MSG_DONTWAIT  # the time is over for all that have not answered by now
             except OSError as error:
                 failures[lane] = SandboxDied(f"{self._name(lane)} is gone ({error.strerror or error})")
+        for channel in hurried:
+            channel.limit(self._timeout)
         return odd, failures
+
+    def _hurry(self, lane: int, deadline: float, hurried: list[Channel]) -> int:
+        """The kernel's clock begins anew with each lane: sets it to what is left. The flags to receive with."""
+        channel, left = self._channels[lane], deadline - time.monotonic()
+        if left <= 0:
+            return socket.MSG_DONTWAIT
+        if channel is not None:
+            channel.limit(left)
+            hurried.append(channel)
+        return 0
 
     def _read(self, lane: int, count: int, deadline: float) -> dict[str, Any]:
         """The info of a reply that has not come in one piece of the usual length, but with `count` bytes so far."""
@@ -268,7 +289,7 @@ class RawExchange:
         if op != _STEP or seq != self._seq:
             raise ProtocolError(f"{self._name(lane)} answered op {op} seq {seq}, not STEP {self._seq}")
         while count < min(end, len(row)):
-            count += self._more(lane, row[count:], deadline)
+            count += self._more(lane, row[count:end], deadline)
         rest = bytearray(row[self._usual : end])
         block = memoryview(bytearray(min(end - count, 1 << 20)))
         while count < end:
@@ -312,75 +333,6 @@ class RawExchange:
     def _name(self, lane: int) -> str:
         channel = self._channels[lane]
         return f"lane {lane}" if channel is None else f"sandbox {channel.name}"
-
-
-class ValueExchange:
-    """An `Exchange` for all other observations: dicts, texts, sequences."""
-
-    def __init__(self, n: int, remote: Remote, timeout: float) -> None:
-        self._n = n
-        self._remote = remote
-        self._timeout = timeout
-        self._channels: list[Channel | None] = [None] * n
-        self._last: list[Any] = [None] * n
-
-    def connect(self, lane: int, channel: Channel) -> None:
-        self._channels[lane] = channel
-
-    def disconnect(self, lane: int) -> None:
-        self._channels[lane] = None
-
-    def get(self, lane: int) -> Any:
-        return copying.deepcopy(self._last[lane])
-
-    def set(self, lane: int, observation: Any) -> None:
-        self._last[lane] = observation
-
-    def batch(self, *, copy: bool) -> Any:
-        space = self._remote.hosting.observation_space
-        empty: Any = create_empty_array(space, self._n)
-        batch = concatenate(space, self._last, empty)
-        return copying.deepcopy(batch) if copy else batch
-
-    def post(
-        self, actions: Any, each: Callable[[Any], Sequence[Any]], lanes: Sequence[int], again: Sequence[int]
-    ) -> None:
-        singles = each(actions)
-        for lane in again:
-            channel = self._channels[lane]
-            if channel is not None:
-                with contextlib.suppress(SandboxDied, SandboxTimeout):
-                    channel.post(Op.STEP, timeout=self._timeout)
-        for lane in lanes:
-            channel = self._channels[lane]
-            if channel is not None:
-                meta, *data = self._remote.actions.encode(singles[lane])
-                with contextlib.suppress(SandboxDied, SandboxTimeout):
-                    channel.post(Op.STEP, meta, *data, timeout=self._timeout)
-
-    def collect(self, lanes: Sequence[int]) -> Collected:
-        rewards = np.zeros(self._n, np.float64)
-        terminations, truncations = np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
-        infos: dict[int, dict[str, Any]] = {}
-        failures: dict[int, Exception] = {}
-        patience = self._timeout
-        for lane in lanes:
-            channel = self._channels[lane]
-            try:
-                if channel is None:
-                    raise SandboxDied(f"lane {lane} has no sandbox: it failed, and was not reset")
-                frame = channel.wait(Op.STEP, timeout=patience)
-                step = self._remote.read_step(frame.meta, frame.data)
-            except Failure as error:
-                failures[lane] = error
-                if isinstance(error, SandboxTimeout):
-                    patience = _GRACE  # the time is over for all that have not answered by now
-            except WireError as error:
-                failures[lane] = ProtocolError(f"lane {lane}: {error}")
-            else:
-                self._last[lane], rewards[lane], terminations[lane], truncations[lane], infos[lane] = step
-        ended = set(np.flatnonzero(terminations | truncations).tolist())
-        return rewards, terminations, truncations, ended, infos, failures
 
 
 def _refuse(*_: Any) -> Any:

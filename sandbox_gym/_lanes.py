@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from gymnasium.utils import seeding
 
-from sandbox_gym._exchange import Exchange, Failure, RawExchange, ValueExchange
+from sandbox_gym._exchange import Exchange, Failure, RawExchange
+from sandbox_gym._exchange_values import ValueExchange
 from sandbox_gym._snapshot import Snapshot
 from sandbox_gym._spares import Spares, warm
 from sandbox_gym.channel import GuestError
@@ -169,7 +170,7 @@ class Lanes:
 
     def finish(self, requests: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """The infos of episodes that `begin` started; the observations are in place. One that fails is tried once more,
-        on another copy; then this raises what the environment did, or what befell the sandbox.
+        on another copy, seeded anew; then this raises what the environment did, or what befell the sandbox.
         """
         infos: dict[int, dict[str, Any]] = {}
         failed: dict[int, Exception] = {}
@@ -187,6 +188,8 @@ class Lanes:
             if attempt < _ATTEMPTS:
                 self._renew(list(failed))
                 for lane in failed:
+                    # It came out of a guest, and may be what made the reset fail.
+                    requests[lane]["carry"] = None
                     self._post(lane, Op.RESET, requests[lane], self.reset_timeout)
         raise next(iter(failed.values()))
 

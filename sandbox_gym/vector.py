@@ -28,7 +28,8 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
 
     `env_id`, `entry_point`, `env_kwargs`, `image`, `step_timeout`, `reset_timeout` and the limits: as in `SandboxEnv`.
     All lanes are copies of one guest in which the environment was made once; it is kept for the next vector environment
-    of the same kind. `copy=False` hands out observations that change with the step after the next.
+    of the same kind. `copy=False` hands out observations that change with the step after the next, and with the next
+    `reset`, `restore` or `branch`.
 
     Resets. `fresh="snapshot"`: each episode starts in an untouched copy of that guest, with nothing that an earlier
     one left in memory or on disk; `spares` of them are made ahead in the background. `fresh="reuse"`: it starts where
@@ -147,19 +148,21 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
             over = sorted(self._ended.difference(again))
             lanes = [lane for lane in lanes if lane not in self._ended]
         exchange = self._lanes.exchange
-        exchange.post(actions, self._each, lanes, again)
-        # While the guests step, this process looks after what else there is to do.
-        if _audit.is_on():
-            _audit.stepped(self._lanes.boxes(lanes))
-        begun = self._lanes.begin(dict.fromkeys(over), None) if over else None
-        if again:
-            lanes = sorted((*lanes, *again)) if over else self._all
         try:
+            exchange.post(actions, self._each, lanes, again)
+        except KeyboardInterrupt:
+            self._abandon()
+            raise
+        try:
+            # While the guests step, this process looks after what else there is to do.
+            if _audit.is_on():
+                _audit.stepped(self._lanes.boxes(lanes))
+            begun = self._lanes.begin(dict.fromkeys(over), None) if over else None
+            if again:
+                lanes = sorted((*lanes, *again)) if over else self._all
             rewards, terminations, truncations, ended, infos, failures = exchange.collect(lanes)
-        except BaseException:  # Ctrl-C: what the lanes answer now would be taken for the next step's
-            for lane in self._all:
-                self._lanes.fail(lane, SandboxDied("a step was interrupted"))
-            self._ended.update(self._all)
+        except BaseException:
+            self._abandon()
             raise
         if begun is not None:
             infos.update(self._lanes.finish(begun))
@@ -172,7 +175,6 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
         self._ended = ended
         if ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
             merged = self._reset_now(sorted(ended), infos, failures)
-            self._ended = set()
         else:
             merged = self._merge(infos) if infos else {}
         return exchange.batch(copy=self.copy), rewards, terminations, truncations, merged
@@ -275,6 +277,7 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
         get = self._lanes.exchange.get
         finals = {lane: {"final_obs": get(lane), "final_info": infos.get(lane, {})} for lane in lanes}
         begun = self._lanes.finish(self._lanes.begin(dict.fromkeys(lanes), None))
+        self._ended = set()  # before infos are merged, which raises where they don't go together
         merged: dict[str, Any] = {}
         for lane in self._all:
             info = infos.get(lane, {})
@@ -283,6 +286,12 @@ class SandboxVectorEnv(VectorEnv[Any, Any, Any]):
                 info = {**begun[lane], **(info if lane in failures else {})}
             merged = self._add_info(merged, info, lane)
         return merged
+
+    def _abandon(self) -> None:
+        """After an interrupt or an error while guests step: what they answer would be taken for the next step's."""
+        for lane in self._all:
+            self._lanes.fail(lane, SandboxDied("a step was interrupted"))
+        self._ended.update(self._all)
 
     def _count_strikes(self, lanes: Sequence[int], failures: dict[int, Exception]) -> None:
         """Raises when a lane fails again and again, or when all are gone with their supervisor."""

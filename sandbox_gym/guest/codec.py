@@ -160,7 +160,10 @@ def _array_leaf(dtype: Any, shape: tuple[int, ...]) -> Leaf:
     def unpack(data: Packed) -> Any:
         return ndarray(shape, dtype, bytearray(data))
 
-    return Leaf(nbytes, pack, unpack, exact)
+    def unpack_bools(data: Packed) -> Any:
+        return np.asarray(ndarray(shape, np.uint8, bytearray(data)) != 0)  # any other byte would be neither
+
+    return Leaf(nbytes, pack, unpack_bools if dtype == np.bool_ else unpack, exact)
 
 
 def _cast(value: Any, dtype: Any, shape: tuple[int, ...]) -> Any:

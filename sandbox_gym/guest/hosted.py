@@ -103,6 +103,7 @@ class Hosted:
             try:
                 if length == action_bytes:
                     observation, reward, terminated, truncated, info = step(unpack(action))
+                    reward = float(reward)
                 elif length == 0:
                     observation, info = reset()
                     reward, terminated, truncated = 0.0, False, False
@@ -114,7 +115,7 @@ class Hosted:
                     if data is not None:
                         self._reply = answer = reply(first, usual, terminated, truncated, reward, data)
                         return answer
-                reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+                terminated, truncated = bool(terminated), bool(truncated)
                 self._keep(observation, reward, terminated, truncated, info)
                 meta, *blocks = self._last  # type: ignore[misc]  # a step always leaves one
             except (Exception, SystemExit, KeyboardInterrupt) as error:

@@ -11,16 +11,17 @@ import pytest
 from sandbox_gym._spares import forget
 from sandbox_gym.vector import SandboxVectorEnv
 
-TOYS = "tests.vector.toys"
+TOYS, LIARS = "tests.vector.toys", "tests.vector.liars"
 
 
 @pytest.fixture
 def lanes() -> Iterator[Callable[..., SandboxVectorEnv]]:
-    """`lanes(n, "Trouble", **kwargs)`: a class of `toys`, or an id, through `gymnasium.make_vec`."""
+    """`lanes(n, "Trouble", **kwargs)`: a class of `toys` or `liars`, or an id, through `gymnasium.make_vec`."""
     made: list[Any] = []
 
     def make(n: int, name: str, **kwargs: Any) -> SandboxVectorEnv:
-        what: dict[str, Any] = {"entry_point": f"{TOYS}:{name}"} if name.isalpha() else {"env_id": name}
+        home = LIARS if name in ("Liar", "Slow", "Bits") else TOYS
+        what: dict[str, Any] = {"entry_point": f"{home}:{name}"} if name.isalpha() else {"env_id": name}
         env: Any = gymnasium.make_vec("Sandbox-v0", num_envs=n, **what, **kwargs)
         made.append(env)
         assert isinstance(env, SandboxVectorEnv)
