@@ -46,6 +46,7 @@ LAYERS: dict[str, set[str]] = {
     "environments": {
         "acting",
         "_exchange",
+        "_exchange_values",
         "_lanes",
         "_spares",
         "branch_model",
