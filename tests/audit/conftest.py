@@ -11,6 +11,7 @@ import pytest
 
 from sandbox_gym import _audit
 from sandbox_gym._audit import set_audit
+from sandbox_gym._spares import forget
 from tests.network.conftest import web
 from tests.sandbox.conftest import _pristine, box, boxes, client, no_leaks, pristine, run_folder
 
@@ -26,3 +27,9 @@ def log(tmp_path: Path) -> Iterator[Path]:
     set_audit(None)
     assert _audit.VARIABLE not in os.environ
     assert "audit" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_warm_guests_before() -> None:
+    """That other tests have left, and that would end while one here counts snapshots."""
+    forget()

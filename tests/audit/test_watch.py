@@ -26,7 +26,6 @@ def lanes() -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make(n: int, **how: Any) -> Any:
-        how = {"pids": 77, **how}  # a kind of their own, which no other test has kept
         made.append(gym.make_vec("sandbox_gym:Sandbox-v0", num_envs=n, env_id="CartPole-v1", **how))
         return made[-1]
 
