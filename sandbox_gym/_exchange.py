@@ -7,6 +7,7 @@ for an info. The kernel keeps the deadline (SO_RCVTIMEO).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import struct
@@ -262,7 +263,8 @@ class RawExchange:
             except OSError as error:
                 failures[lane] = SandboxDied(f"{self._name(lane)} is gone ({error.strerror or error})")
         for channel in hurried:
-            channel.limit(self._timeout)
+            with contextlib.suppress(OSError):
+                channel.limit(self._timeout)
         return odd, failures
 
     def _hurry(self, lane: int, deadline: float, hurried: list[Channel]) -> int:
@@ -271,8 +273,9 @@ class RawExchange:
         if left <= 0:
             return socket.MSG_DONTWAIT
         if channel is not None:
-            channel.limit(left)
             hurried.append(channel)
+            with contextlib.suppress(OSError):  # it is closed, as receiving will tell
+                channel.limit(left)
         return 0
 
     def _read(self, lane: int, count: int, deadline: float) -> dict[str, Any]:

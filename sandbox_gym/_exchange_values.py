@@ -92,7 +92,9 @@ class ValueExchange:
 
 
 def _has_begun(channel: Channel) -> bool:
-    """Whether an answer, or its beginning, is there."""
+    """Whether an answer, or its beginning, is there; so also where waiting for it tells at once that none can come."""
+    if channel.sock.fileno() < 0:
+        return True
     arrivals = select.poll()
     arrivals.register(channel.sock, select.POLLIN)
     return bool(arrivals.poll(0))

@@ -74,9 +74,9 @@ class Channel:
             with contextlib.suppress(GuestError):
                 self.wait(owed, timeout=max(timeout, until - time.monotonic()))
         self._seq = (self._seq + 1) & 0xFFFF
-        self._limit(socket.SO_SNDTIMEO, timeout)
         self._connection.deadline = time.monotonic() + timeout
         try:
+            self._limit(socket.SO_SNDTIMEO, timeout)
             self._connection.send(op, 0, self._seq, meta, *data)
         except BlockingIOError:
             raise SandboxTimeout(f"sandbox {self.name} took no request within {timeout} s") from None
@@ -86,8 +86,8 @@ class Channel:
     def wait(self, op: Op, *, timeout: float) -> wire.Frame:
         """The reply to the last `post`."""
         self._connection.deadline = time.monotonic() + timeout
-        self._limit(socket.SO_RCVTIMEO, timeout)
         try:
+            self._limit(socket.SO_RCVTIMEO, timeout)
             frame = self._connection.receive()
         except BlockingIOError:
             raise SandboxTimeout(f"sandbox {self.name} did not answer {op.name} within {timeout} s") from None

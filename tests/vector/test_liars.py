@@ -49,6 +49,17 @@ def test_all_lanes_together_have_the_time_of_one(lanes: Lanes, kind: str) -> Non
         assert truncations.tolist() == [liars.SLOW * action > seconds for action in slow]
 
 
+@pytest.mark.parametrize(("kind", "late", "gone"), [("Liar", [0, 5], 0), ("Slow", [16, 0], 1)])
+def test_a_lane_that_was_terminated_beside_a_late_one(
+    lanes: Lanes, kind: str, late: list[int], gone: int
+) -> None:
+    env = lanes(2, kind, fresh="reuse", step_timeout=0.65)
+    env.reset(seed=0)
+    next(env._lanes.boxes([gone])).terminate()
+    _, _, _, truncations, infos = env.step(np.array(late))
+    assert truncations[gone] and "SandboxDied" in infos["sandbox_error"][gone]
+
+
 def test_a_bool_is_true_or_false(lanes: Lanes) -> None:
     env = lanes(2, "Bits")
     env.reset(seed=0)
